@@ -1,0 +1,1 @@
+"""Watch how much of each private sample its shared gradient gives away."""

@@ -1,0 +1,6 @@
+"""Callbacks for a Lightning Trainer."""
+
+from leakwatch.callbacks.monitor import LeakageMonitor
+from leakwatch.callbacks.observing import observing
+
+__all__ = ["LeakageMonitor", "observing"]

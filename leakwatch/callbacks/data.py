@@ -1,0 +1,93 @@
+"""Probes from whatever a Trainer trains on, without touching its loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader
+
+from leakwatch.probes import ProbeSet
+
+_HOW = (
+    "pass probes=ProbeSet.from_dataset(dataset, ...) or "
+    "probes=ProbeSet.from_tensors(x, y, ...)"
+)
+
+
+def training_probes(
+    trainer: Trainer,
+    *,
+    n: int,
+    seed: int,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    data_range: float | None = None,
+    indices: Sequence[int] | None = None,
+) -> ProbeSet:
+    """A class-stratified probe set from the training data.
+
+    The trainer's loader is only asked for its ``dataset``. Normalisation and class
+    names come from the arguments, else from attributes ``mean``, ``std`` and
+    ``class_names`` of the datamodule, else from the data set and its transforms.
+
+    Args:
+        trainer: a trainer whose training loader is set up.
+        n: number of probes.
+        seed: of the drawing.
+        mean: per channel, of the normalisation.
+        std: per channel, of the normalisation.
+        data_range: peak of the PSNR, pixel units.
+        indices: take exactly these items; those of the run that is resumed.
+
+    Returns:
+        The probes.
+
+    Raises:
+        TypeError: if there is no map-style data set to draw from.
+        ValueError: if its samples can't be probed; see :class:`ProbeSet`.
+    """
+    loaders = list(_loaders(trainer.train_dataloader))
+    if len(loaders) != 1:
+        found = ", ".join(type(x).__name__ for x in loaders) or "none"
+        raise TypeError(
+            f"LeakageMonitor draws its probes from one training DataLoader, but found "
+            f"{found}; {_HOW}."
+        )
+    if not isinstance(loaders[0], DataLoader):
+        raise TypeError(
+            f"LeakageMonitor draws its probes from the data set of a DataLoader, but "
+            f"the training data is a {type(loaders[0]).__name__}; {_HOW}."
+        )
+    known = getattr(trainer, "datamodule", None)
+    names = getattr(known, "class_names", None)
+    if mean is None and std is None:
+        mean, std = getattr(known, "mean", None), getattr(known, "std", None)
+    return ProbeSet.from_loader(
+        loaders[0],
+        n=n,
+        seed=seed,
+        mean=mean,
+        std=std,
+        class_names=names,
+        data_range=data_range,
+        indices=indices,
+    )
+
+
+def _loaders(source: Any) -> Iterator[Any]:
+    if source is None:
+        return
+    if isinstance(source, DataLoader):
+        yield source
+    elif isinstance(source, dict):
+        for value in source.values():
+            yield from _loaders(value)
+    elif isinstance(source, list | tuple):
+        for value in source:
+            yield from _loaders(value)
+    elif hasattr(source, "flattened"):  # Lightning's CombinedLoader
+        yield from source.flattened
+    else:
+        yield source

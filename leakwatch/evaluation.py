@@ -1,0 +1,271 @@
+"""How a network is evaluated: as at inference, eager, in one precision, traceless.
+
+A measurement needs the network in another state than training left it in. Everything
+that is changed for it here is put back when the evaluation ends, also by an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from leakwatch.isolation import isolated_rng, plain_arithmetic
+
+__all__ = [
+    "Criterion",
+    "SampleLoss",
+    "UnsupportedModuleError",
+    "Weights",
+    "check_module",
+    "evaluating",
+    "underlying",
+]
+
+Criterion: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_ABSENT = object()
+
+
+class UnsupportedModuleError(RuntimeError):
+    """A module whose gradient can't be differentiated in the input, and why."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one evaluation holds constant: shared parameters by name, and the rest."""
+
+    shared: dict[str, Tensor]
+    fixed: dict[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        """Number of shared entries."""
+        return sum(p.numel() for p in self.shared.values())
+
+
+class SampleLoss(nn.Module):
+    """Criterion and module as one module, so that their parameters can be replaced.
+
+    Args:
+        module: the network.
+        criterion: one loss per sample. When it is itself a module, its parameters are
+            trained and shared like those of the network.
+    """
+
+    def __init__(self, module: nn.Module, criterion: Criterion) -> None:
+        super().__init__()
+        self.module = module
+        self.criterion = criterion
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The losses of a batch; plain attributes that it sets are put back."""
+        kept = [(m.__dict__, dict(m.__dict__)) for m in self.modules()]
+        try:
+            loss = self.criterion(self.module, x, y)
+        finally:
+            for attributes, before in kept:
+                _put_back(attributes, before)
+        if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
+            given = (
+                f"shape {tuple(loss.shape)}"
+                if isinstance(loss, Tensor)
+                else f"a {type(loss).__name__}"
+            )
+            raise ValueError(
+                f"criterion(module, x, y) must return one loss per sample, shape "
+                f"({len(y)},), but returned {given}; use reduction='none'."
+            )
+        return loss
+
+    def sample(
+        self,
+        shared: dict[str, Tensor],
+        fixed: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of one sample, alone in its batch, as a function of everything.
+
+        Input and buffers are copied: a forward may write into them, and what it wrote
+        for one sample must not reach the next.
+        """
+        buffers = {name for name, _ in self.named_buffers()}
+        fixed = {k: t.clone() if k in buffers else t for k, t in fixed.items()}
+        loss: Tensor = torch.func.functional_call(
+            self, (shared, fixed), (x[None].clone(), y[None])
+        )
+        return loss[0] if weight is None else loss[0] * weight
+
+
+def underlying(module: nn.Module) -> nn.Module:
+    """The eager module inside a compiled or data-parallel one.
+
+    Args:
+        module: any module.
+
+    Returns:
+        ``module`` itself, or what ``torch.compile``, ``DataParallel`` or
+        ``DistributedDataParallel`` wrapped.
+    """
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(module, parallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+@contextmanager
+def evaluating(
+    loss: SampleLoss, device_type: str, dtype: torch.dtype
+) -> Iterator[Weights]:
+    """The conditions under which every evaluation runs; all undone afterwards.
+
+    Args:
+        loss: module and criterion.
+        device_type: where the inputs are.
+        dtype: arithmetic, float32 or float64.
+
+    Yields:
+        Copies of the weights at this moment, in ``dtype``.
+    """
+    with isolated_rng(), plain_arithmetic(device_type), _eager():
+        with as_evaluated(loss, dtype):
+            if any(isinstance(m, nn.RNNBase) for m in loss.modules()):
+                # cuDNN's recurrent layers have no second derivative;
+                # plain_arithmetic switches it on again.
+                torch.backends.cudnn.enabled = False
+            shared, fixed = {}, {}
+            for name, p in loss.named_parameters():
+                into = shared if p.requires_grad else fixed
+                into[name] = _cast(p.detach(), dtype).clone()
+            for name, b in loss.named_buffers():
+                fixed[name] = _cast(b.detach(), dtype)
+            yield Weights(shared, fixed)
+
+
+@contextmanager
+def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Inference mode of the network, eager; everything is put back afterwards.
+
+    Args:
+        root: the module.
+        dtype: also cast plain tensor attributes to this.
+    """
+    swapped: list[tuple[nn.Module, str, nn.Module]] = []
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    try:
+        for parent in list(root.modules()):
+            for name, child in list(parent._modules.items()):
+                if child is not None and underlying(child) is not child:
+                    swapped.append((parent, name, child))
+                    parent._modules[name] = underlying(child)
+        for m in root.modules():
+            kept.append((m.__dict__, dict(m.__dict__)))
+            for registry in (getattr(m, kind) for kind in _HOOKS):
+                hooks.append((registry, dict(registry)))
+                for key, hook in hooks[-1][1].items():
+                    if _watches(hook):
+                        del registry[key]
+            m.training = False
+            if "_compiled_call_impl" in m.__dict__:  # set by Module.compile()
+                m.__dict__["_compiled_call_impl"] = None
+            for name, value in kept[-1][1].items():
+                if dtype and isinstance(value, Tensor) and type(value) is Tensor:
+                    m.__dict__[name] = _cast(value.detach(), dtype)
+        yield
+    finally:
+        for attributes, before in kept:
+            _put_back(attributes, before)
+        for registry, before_hooks in hooks:
+            if list(registry) != list(before_hooks):
+                registry.clear()
+                registry.update(before_hooks)
+        for parent, name, child in reversed(swapped):
+            parent._modules[name] = child
+
+
+def check_module(module: nn.Module) -> None:
+    """Raises unless the module has parameters whose gradients can be shared."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module must be a torch.nn.Module, got a {type(module).__name__}."
+        )
+    name = type(module).__name__
+    for where, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UnsupportedModuleError(
+                f"{where or name} is a scripted or traced module, whose parameters "
+                f"can't be replaced; pass the module that torch.jit was given."
+            )
+    if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
+        raise ValueError(
+            f"{name} has parameters without a shape yet (lazy modules); run one "
+            f"forward pass first."
+        )
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError(
+            f"{name} has no parameter with requires_grad=True, so it shares no "
+            f"gradient; unfreeze what clients train."
+        )
+    if any(p.is_complex() for p in trainable):
+        raise ValueError(
+            f"{name} has complex parameters, which are not supported; store real and "
+            f"imaginary parts as two real parameters."
+        )
+
+
+def _eager() -> AbstractContextManager[object]:
+    """Functions decorated with torch.compile run as they were written."""
+    # Without Dynamo nothing is compiled, and importing it takes seconds. Torch 2.5
+    # has no such switch.
+    stance = getattr(torch.compiler, "set_stance", None)
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    eager: AbstractContextManager[object] = stance("force_eager")
+    return eager
+
+
+def _watches(hook: Any) -> bool:
+    """Whether an experiment tracker's hook logs what it sees: not our evaluations."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    owner = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(owner).split(".")[0] == "wandb"
+
+
+def _put_back(attributes: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in attributes.keys() - before.keys():
+        del attributes[name]
+    for name, value in before.items():
+        if attributes.get(name, _ABSENT) is not value:
+            attributes[name] = value
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    if t.is_floating_point():
+        t = t.to(dtype)
+    elif t.is_complex():
+        t = t.to(_COMPLEX[dtype])
+    # Made in inference mode, a tensor can't be saved for a backward pass.
+    return t.clone() if t.is_inference() else t

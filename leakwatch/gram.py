@@ -1,0 +1,307 @@
+"""H = JᵀJ of one sample in float64, without forming J where a layer allows it.
+
+Forward-mode tangents along every input direction give J column by column. For most
+parameters the column is formed as it is. For a linear layer that sees one vector per
+sample the gradient is an outer product, G = δ aᵀ, and so its tangent
+Ġ = Δ aᵀ + δ Aᵀ is known from the tangents Δ, A of its two factors. Inner products
+follow without forming Ġ:
+
+    ⟨Ġ_i, Ġ_j⟩ = ‖a‖² Δ_i·Δ_j + ‖δ‖² A_i·A_j + p_i q_j + q_i p_j,
+    p_i = Δ_i·δ,  q_i = A_i·a
+
+(a with a 1 appended when there is a bias). That replaces out·in numbers per direction
+by out + in: 4.8 thousand instead of 1.8 million for an MLP with two hidden layers
+of 1,000.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import grad, jvp, vmap
+from torch.utils.hooks import RemovableHandle
+
+from leakwatch.gradients import GradientMap, Weights, in_chunks
+
+_log = logging.getLogger(__name__)
+
+# One float64 copy of a column block of J.
+_BLOCK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Gram:
+    """H of one sample and the projection of its columns on the gradient.
+
+    Attributes:
+        h: JᵀJ, ``(d_x, d_x)``, float64.
+        along: Jᵀĝ with ĝ = g/‖g‖, ``(d_x,)``, float64; the Hessian of the cosine
+            distance is ``(h - along alongᵀ)/‖g‖²`` (LAVP, Theorem 4). Zero when the
+            gradient vanishes.
+        norm: ‖g‖, with the weight of the loss.
+    """
+
+    h: Float[Tensor, "d_x d_x"]
+    along: Float[Tensor, " d_x"]
+    norm: float
+
+
+def gram(
+    gradients: GradientMap,
+    x: Float[Tensor, "..."],
+    y: Int[Tensor, ""],
+    *,
+    weight: Float[Tensor, ""] | None = None,
+    input_scale: Float[Tensor, " d_x"] | None = None,
+) -> Gram:
+    """H = JᵀJ of one sample: tangents in ``gradients.dtype``, products in float64.
+
+    Args:
+        gradients: the gradient map.
+        x: one network input, without a batch dimension.
+        y: its label.
+        weight: factor on the loss, and so on J. Default 1.
+        input_scale: d(input)/d(pixel) of each input element; turns J into a derivative
+            with respect to pixels. Default 1.
+
+    Returns:
+        H, Jᵀĝ and ‖g‖.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(3, 2)
+        >>> at = GradientMap(net, dtype=torch.float64)
+        >>> x, y = torch.rand(3), torch.tensor(1)
+        >>> columns = at.dense(x, y, torch.eye(3))
+        >>> torch.testing.assert_close(gram(at, x, y).h, columns @ columns.T)
+    """
+    n = x.numel()
+    scale = torch.ones(n) if input_scale is None else input_scale
+    directions = torch.diag(scale.to(x.device, gradients.dtype)).view(n, *x.shape)
+    w = None if weight is None else weight[None]
+    g = gradients(x[None], y[None], w)[0]
+    with gradients.evaluation(x) as at:
+        xi = x.detach().to(gradients.dtype)
+        if gradients.resolve(at, xi[None], y[None]) == "vmap":
+            taps = _tappable(gradients, at, xi, y)
+            if taps:
+                wi = xi.new_ones(()) if weight is None else weight.to(xi)
+                result = _assemble(*_tapped(gradients, at, xi, y, wi, directions, taps))
+                column = gradients.jvp(x[None], y[None], directions.sum(0)[None], w)[0]
+                if _agrees(result, g, column):
+                    return result
+                _log.warning(
+                    "leakwatch forms the whole Jacobian of %s: a weight of one of its "
+                    "linear layers is also read outside that layer.",
+                    type(gradients.module).__name__,
+                )
+    return _assemble(gradients.dense(x, y, directions.view(n, n), weight), g, [])
+
+
+def columns_stored(
+    gradients: GradientMap, x: Float[Tensor, "..."], y: Int[Tensor, ""]
+) -> int:
+    """How many numbers :func:`gram` keeps for each input direction.
+
+    Args:
+        gradients: the gradient map.
+        x: one network input, without a batch dimension.
+        y: its label.
+
+    Returns:
+        d_θ where J is formed as it is; less where linear layers are taken apart.
+    """
+    with gradients.evaluation(x) as at:
+        xi = x.detach().to(gradients.dtype)
+        if gradients.resolve(at, xi[None], y[None]) == "loop":
+            return at.size
+        taps = _tappable(gradients, at, xi, y)
+        saved = sum(
+            sum(p.numel() for p in m.parameters())
+            - sum(m.weight.shape)
+            for m in taps.values()
+        )
+        return at.size - saved
+
+
+@dataclass(frozen=True)
+class _Outer:
+    """δ, a of one layer and their tangents along every direction."""
+
+    delta: Tensor  # (out,)
+    a: Tensor  # (in,)
+    tangent_delta: Tensor  # (k, out)
+    tangent_a: Tensor  # (k, in)
+    bias: bool
+
+
+def _tappable(
+    gradients: GradientMap, at: Weights, x: Tensor, y: Tensor
+) -> dict[str, nn.Module]:
+    """Linear layers that see exactly one vector per sample, by name."""
+    owners: Counter[int] = Counter()
+    found: dict[str, nn.Module] = {}
+    for name, module in gradients.named_modules():
+        owners.update(id(p) for p in module._parameters.values() if p is not None)
+        if type(module) is nn.Linear and _parameter_names(name, module) <= set(
+            at.shared
+        ):
+            found[name] = module
+    calls: dict[str, list[int]] = {name: [] for name in found}
+
+    def count(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            calls[name].append(out.numel() if args else 0)
+
+        return hook
+
+    with _hooked({name: (m, count(name)) for name, m in found.items()}):
+        with torch.no_grad():
+            gradients.sample_loss(at.shared, at.fixed, x, y)
+    return {
+        name: m
+        for name, m in found.items()
+        if calls[name] == [m.out_features]
+        and min(m.in_features, m.out_features) > 1
+        and all(owners[id(p)] == 1 for p in m._parameters.values() if p is not None)
+    }
+
+
+def _tapped(
+    gradients: GradientMap,
+    at: Weights,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    directions: Tensor,
+    taps: dict[str, nn.Module],
+) -> tuple[Tensor, Tensor, list[_Outer]]:
+    """Tangents of all other parameters, and of the two factors of each tapped layer."""
+    held = set().union(*(_parameter_names(name, m) for name, m in taps.items()))
+    others = {k: p for k, p in at.shared.items() if k not in held}
+    constant = at.fixed | {k: at.shared[k] for k in held}
+    zeros = {name: x.new_zeros(m.out_features) for name, m in taps.items()}
+
+    def loss(
+        added: dict[str, Tensor], free: dict[str, Tensor], xi: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        seen: dict[str, Tensor] = {}
+
+        def tap(name: str) -> Callable[..., Tensor]:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+                seen[name] = args[0].reshape(-1)
+                return out + added[name].view_as(out)
+
+            return hook
+
+        with _hooked({name: (m, tap(name)) for name, m in taps.items()}):
+            value = gradients.sample_loss(free, constant, xi, y, weight)
+        return value, seen
+
+    def factors(xi: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        (delta, rest), seen = grad(loss, argnums=(0, 1), has_aux=True)(
+            zeros, others, xi
+        )
+        flat = [rest[name].reshape(-1) for name in others]
+        return delta, seen, torch.cat(flat) if flat else xi.new_zeros(0)
+
+    def tangents(part: Tensor) -> Tensor:
+        def one(v: Tensor) -> Tensor:
+            delta, seen, flat = jvp(factors, (x,), (v,))[1]
+            return torch.cat(
+                [flat, *(torch.cat([delta[name], seen[name]]) for name in taps)]
+            )
+
+        out: Tensor = vmap(one)(part)
+        return out
+
+    delta, seen, flat = factors(x)
+    rows = in_chunks(tangents, (directions,), gradients.chunk(Weights(others, {})))
+    sizes = [len(flat)]
+    for m in taps.values():
+        sizes += [m.out_features, m.in_features]
+    pieces = rows.split(sizes, dim=1)
+    layers = [
+        _Outer(
+            delta[name].detach(),
+            seen[name].detach(),
+            pieces[1 + 2 * i],
+            pieces[2 + 2 * i],
+            m.bias is not None,
+        )
+        for i, (name, m) in enumerate(taps.items())
+    ]
+    return pieces[0], flat.detach(), layers
+
+
+def _assemble(columns: Tensor, g: Tensor, layers: list[_Outer]) -> Gram:
+    n = len(columns)
+    h = columns.new_zeros(n, n, dtype=torch.float64)
+    along = columns.new_zeros(n, dtype=torch.float64)
+    squared = columns.new_zeros((), dtype=torch.float64)
+    width = max(1, _BLOCK_BYTES // (8 * n))
+    for start in range(0, columns.shape[1], width):
+        block = columns[:, start : start + width].double()
+        part = g[start : start + width].double()
+        _add_product(h, block)
+        along += block @ part
+        squared += part @ part
+    for layer in layers:
+        delta, a = layer.delta.double(), layer.a.double()
+        td, ta = layer.tangent_delta.double(), layer.tangent_a.double()
+        a2, d2 = a @ a + float(layer.bias), delta @ delta
+        p, q = td @ delta, ta @ a
+        _add_product(h, td * a2.sqrt())
+        _add_product(h, ta * d2.sqrt())
+        h.addr_(p, q).addr_(q, p)
+        along += p * a2 + q * d2
+        squared += a2 * d2
+    norm = float(squared.sqrt())
+    if norm > 0:
+        along /= norm
+    # Only the upper triangle is complete.
+    return Gram(torch.triu(h) + torch.triu(h, 1).T, along, norm)
+
+
+def _add_product(h: Tensor, m: Tensor) -> None:
+    """Adds m mᵀ to the upper triangle of h, at 5/8 of the cost of the whole."""
+    step = -(-len(h) // 4)
+    for start in range(0, len(h), step):
+        h[start : start + step, start:].addmm_(m[start : start + step], m[start:].T)
+
+
+def _agrees(result: Gram, g: Tensor, column: Tensor) -> bool:
+    """‖g‖ and 1ᵀH1 as they come from autograd alone, with no layer taken apart."""
+    norm, image = float(g.double().norm()), float(column.double().norm())
+    expected = float(result.h.sum().clamp_min(0).sqrt())
+    close = 1e-4  # far above rounding, far below any real disagreement
+    return (
+        abs(result.norm - norm) <= close * norm
+        and abs(expected - image) <= close * max(expected, image)
+    ) or not math.isfinite(norm)
+
+
+def _parameter_names(module_name: str, module: nn.Module) -> set[str]:
+    own = (name for name, p in module._parameters.items() if p is not None)
+    return {f"{module_name}.{name}" for name in own}
+
+
+@contextmanager
+def _hooked(hooks: dict[str, tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    handles: list[RemovableHandle] = []
+    try:
+        for module, hook in hooks.values():
+            handles.append(module.register_forward_hook(hook, prepend=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,218 @@
+"""J = ∂g/∂x of a batch of samples, as an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leakwatch.gradients import GradientMap
+from leakwatch.gram import Gram, gram
+
+# ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
+_SMALLEST_NORM = 1e-30
+
+
+@final
+class GradientJacobian:
+    """The Jacobian of each sample's gradient in its input, d_θ × d_x, never stored.
+
+    All products are taken with the loss divided by ‖g‖, so J̃ = J/‖g‖ stays of
+    moderate size however confident the network is: H shrinks with the square of the
+    loss and would leave the range of float32 at a loss of 1e-20. ``scale`` holds the
+    factor in float64; H = scale² H̃. H̃ is also what the cosine distance sees.
+
+    Args:
+        gradients: the gradient map.
+        x: network inputs, ``(batch, ...)``.
+        y: labels, ``(batch,)``.
+        input_scale: d(input)/d(pixel) of each input element, ``(d_x,)``, normally
+            1/std of the normalisation; makes J a derivative with respect to pixels.
+            Default 1: with respect to network inputs.
+
+    Attributes:
+        unit_gradient: ĝ = g/‖g‖, ``(batch, d_θ)``, zero where g vanishes.
+        norm: ‖g‖, ``(batch,)``, float64.
+        scale: J/J̃, ``(batch,)``, float64: ‖g‖, or 1 where g vanishes or is not finite.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(3, 2)
+        >>> x, y = torch.rand(4, 3), torch.tensor([0, 1, 1, 0])
+        >>> jacobian = GradientJacobian(GradientMap(net, dtype=torch.float64), x, y)
+        >>> v = torch.rand(4, 3, dtype=torch.float64)
+        >>> u = torch.rand(4, 8, dtype=torch.float64)
+        >>> left = (u * jacobian.matvec(v)).sum(1)
+        >>> torch.testing.assert_close(left, (jacobian.rmatvec(u) * v).sum(1))
+    """
+
+    def __init__(
+        self,
+        gradients: GradientMap,
+        x: Float[Tensor, "batch ..."],
+        y: Int[Tensor, " batch"],
+        *,
+        input_scale: Float[Tensor, " d_x"] | None = None,
+    ) -> None:
+        if len(x) != len(y) or len(x) == 0:
+            raise ValueError(
+                f"a GradientJacobian needs one label per sample and at least one "
+                f"sample, got {len(x)} inputs and {len(y)} labels."
+            )
+        self.gradients = gradients
+        self.x = x.detach()
+        self.y = y
+        d_x = self.x[0].numel()
+        if input_scale is None:
+            input_scale = torch.ones(d_x)
+        if input_scale.shape != (d_x,):
+            raise ValueError(
+                f"input_scale must have one entry per input element, ({d_x},), got "
+                f"{tuple(input_scale.shape)}."
+            )
+        self.input_scale = input_scale.to(x.device, gradients.dtype)
+        first = gradients(x, y).double().norm(dim=1)
+        usable = torch.isfinite(first) & (first > 0)
+        self.scale = torch.where(
+            usable, first.clamp_min(_SMALLEST_NORM), torch.ones_like(first)
+        )
+        self._weight = 1 / self.scale
+        unit = gradients(x, y, self._weight)
+        length = unit.double().norm(dim=1)
+        self.norm = length * self.scale
+        divisor = torch.where(length > 0, length, torch.ones_like(length))
+        self.unit_gradient = unit / divisor.to(unit.dtype)[:, None]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(batch, d_θ, d_x)``."""
+        return len(self.x), self.unit_gradient.shape[1], self.input_scale.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products."""
+        return self.gradients.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the products are taken."""
+        return self.x.device
+
+    def matvec(self, v: Float[Tensor, "batch d_x"]) -> Float[Tensor, "batch d_theta"]:
+        """J v of each sample, ``(batch, d_θ)``; one jvp through a backward pass."""
+        return self._forward(v) * self.scale.to(self.dtype)[:, None]
+
+    def rmatvec(self, u: Float[Tensor, "batch d_theta"]) -> Float[Tensor, "batch d_x"]:
+        """Jᵀ u of each sample, ``(batch, d_x)``; one double backward pass."""
+        return self._backward(u) * self.scale.to(self.dtype)[:, None]
+
+    def normalized_rmatvec(
+        self, u: Float[Tensor, "batch d_theta"]
+    ) -> Float[Tensor, "batch d_x"]:
+        """J̃ᵀ u = Jᵀu/scale, ``(batch, d_x)``."""
+        return self._backward(u)
+
+    def normal(self, *, cosine: bool = False) -> NormalOperator:
+        """H̃ = J̃ᵀJ̃ as an operator for the spectrum solvers.
+
+        Args:
+            cosine: the Hessian of the cosine distance instead, H̃ − (J̃ᵀĝ)(J̃ᵀĝ)ᵀ
+                (LAVP, Theorem 4).
+        """
+        along = self._backward(self.unit_gradient) if cosine else None
+        return NormalOperator(self, along)
+
+    def gram(self, sample: int) -> Gram:
+        """H̃ of one sample as a dense float64 matrix, and J̃ᵀĝ.
+
+        Args:
+            sample: position in the batch.
+
+        Returns:
+            H̃ ``(d_x, d_x)`` (multiply by ``scale[sample]**2`` for H), J̃ᵀĝ ``(d_x,)``.
+        """
+        return gram(
+            self.gradients,
+            self.x[sample],
+            self.y[sample],
+            weight=self._weight[sample],
+            input_scale=self.input_scale,
+        )
+
+    def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
+        """J of one sample as a dense matrix, for small networks and checks."""
+        directions = torch.diag(self.input_scale)
+        rows = self.gradients.dense(
+            self.x[sample], self.y[sample], directions, self._weight[sample]
+        )
+        return rows.T * self.scale[sample].to(self.dtype)
+
+    def _forward(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        x, y, w = self._select(rows)
+        return self.gradients.jvp(x, y, v.to(self.dtype) * self.input_scale, w)
+
+    def _backward(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
+        x, y, w = self._select(rows)
+        return self.gradients.vjp(x, y, u.to(self.dtype), w) * self.input_scale
+
+    def _select(self, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if rows is None:
+            return self.x, self.y, self._weight
+        return self.x[rows], self.y[rows], self._weight[rows]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NormalOperator:
+    """v ↦ J̃ᵀJ̃v for a batch, with the cosine distance's downdate when asked.
+
+    Satisfies :class:`leakwatch.spectrum.SymmetricOperator`.
+
+    Attributes:
+        jacobian: the Jacobian.
+        along: J̃ᵀĝ, ``(batch, d_x)``, for the cosine distance; ``None`` for L2.
+    """
+
+    jacobian: GradientJacobian
+    along: Float[Tensor, "batch d_x"] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return self.jacobian.shape[0]
+
+    @property
+    def size(self) -> int:
+        """d_x."""
+        return self.jacobian.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products."""
+        return self.jacobian.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the products are taken."""
+        return self.jacobian.device
+
+    def matvec(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """H̃ v; rows where ``active`` is False are skipped and come back as zeros."""
+        everything = active is None or bool(active.all())
+        rows = None if active is None or everything else active.nonzero()[:, 0]
+        part = v if rows is None else v[rows]
+        j = self.jacobian
+        out = j._backward(j._forward(part, rows), rows)
+        if self.along is not None:
+            t = self.along if rows is None else self.along[rows]
+            out = out - t * (t * part.to(t.dtype)).sum(1, keepdim=True)
+        if rows is None:
+            return out
+        return torch.zeros_like(v, dtype=out.dtype).index_copy(0, rows, out)

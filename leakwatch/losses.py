@@ -1,0 +1,104 @@
+"""Cross-entropy whose second derivatives keep their digits for confident samples.
+
+The textbook formula, ``logsumexp(z) - z_y``, subtracts two nearly equal numbers when
+the network is sure of the label, and its derivative in the label's logit is
+``softmax(z)_y - 1``, another such difference. One differentiation survives that;
+the second, which every score here rests on, does not: in float32 the largest
+eigenvalue of JᵀJ is wrong by 90 % at a sample loss of 5e-8.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+# The default threshold, 20, replaces softplus(m) by m where its curvature is still
+# 2e-9; 80 leaves no trace in float64 and exp(80) still fits float32.
+_SOFTPLUS_THRESHOLD = 80.0
+
+
+def cross_entropy(
+    logits: Float[Tensor, "batch classes"], target: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    r"""Per-sample cross-entropy, accurate to second order at any loss.
+
+    .. math:: \ell = \operatorname{softplus}(m), \qquad
+        m = \operatorname{logsumexp}_{j \ne y} z_j - z_y
+
+    has the value of the usual cross-entropy, but every factor of its first and second
+    derivatives is a small number computed as such, never a difference of large ones.
+    Relative error of JᵀJ in float32: below 1e-5 for losses from 1 down to 1e-20.
+
+    Args:
+        logits: scores before softmax, at least two classes.
+        target: class index of each sample, in ``[0, classes)``.
+
+    Returns:
+        The loss of each sample in nats, in ``[0, inf)``; not averaged.
+
+    Raises:
+        ValueError: if ``logits`` is not ``(batch, classes)`` with at least two classes,
+            or ``target`` is not ``(batch,)``.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[2.0, 0.0, -1.0]])
+        >>> y = torch.tensor([0])
+        >>> ours = cross_entropy(z, y)
+        >>> torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(
+        ...     z, y, reduction="none"))
+    """
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"cross_entropy needs logits of shape (batch, classes) with at least 2 "
+            f"classes, but got shape {tuple(logits.shape)}; for another kind of output "
+            f"pass your own criterion(module, x, y) that returns one loss per sample."
+        )
+    if target.shape != logits.shape[:1]:
+        raise ValueError(
+            f"cross_entropy needs one class index per sample, shape "
+            f"({logits.shape[0]},), but got target of shape {tuple(target.shape)}."
+        )
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    is_target = target[:, None] == classes
+    label_logit = torch.where(is_target, logits, torch.zeros_like(logits)).sum(1)
+    others = logits.masked_fill(is_target, -torch.inf).logsumexp(1)
+    return nn.functional.softplus(
+        others - label_logit, threshold=_SOFTPLUS_THRESHOLD
+    )
+
+
+def classification_criterion(
+    module: nn.Module, x: Float[Tensor, "batch ..."], y: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """The default criterion: :func:`cross_entropy` of ``module(x)``.
+
+    Args:
+        module: a network whose ``forward(x)`` gives logits ``(batch, classes)``.
+        x: network inputs.
+        y: class indices in ``[0, classes)``.
+
+    Returns:
+        One loss per sample, in nats.
+
+    Raises:
+        TypeError: if ``forward`` returns anything but one tensor.
+        ValueError: if the output is not ``(batch, classes)``.
+    """
+    logits = module(x)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"{type(module).__name__}.forward(x) returned "
+            f"{_describe(logits)}, but the default criterion needs one tensor of "
+            f"logits (batch, classes). Pass criterion=lambda module, x, y: ... that "
+            f"picks the logits and returns one loss per sample."
+        )
+    return cross_entropy(logits, y)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple | list):
+        kinds = ", ".join(type(item).__name__ for item in value)
+        return f"a {type(value).__name__} ({kinds})"
+    return f"a {type(value).__name__}"

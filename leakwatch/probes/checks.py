@@ -1,0 +1,200 @@
+"""What makes a probe set valid; each error says what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from leakwatch.probes.items import as_input, as_label, as_tensor
+from leakwatch.probes.pipeline import as_channels
+
+__all__ = [
+    "check_count",
+    "check_finite",
+    "check_index",
+    "check_indices",
+    "check_inputs",
+    "check_labels",
+    "check_normalization",
+    "check_range",
+    "checked_fields",
+]
+
+
+def checked_fields(probes: Any) -> dict[str, Any]:
+    """The fields of a ProbeSet, validated and converted; tensors are copies."""
+    x = check_inputs(probes.x)
+    index = tuple(int(i) for i in probes.index)
+    check_index(index, len(x))
+    check_finite(x, index)
+    y = check_labels(probes.y, len(x))
+    class_names = probes.class_names
+    if class_names is not None:
+        class_names = tuple(map(str, class_names))
+        check_range(y, index, len(class_names))
+    mean, std = check_normalization(probes.mean, probes.std, x)
+    if probes.units not in ("pixel", "input"):
+        raise ValueError(f"units={probes.units!r}; expected 'pixel' or 'input'")
+    if mean is not None and probes.units == "input":
+        raise ValueError(
+            "units='input' with a known mean and std; expected units='pixel'"
+        )
+    for name in ("data_range", "prior_std"):
+        if not 0 < getattr(probes, name) < math.inf:
+            raise ValueError(
+                f"{name}={getattr(probes, name)}; expected a positive number in pixel "
+                "units, such as data_range=1.0 for images in [0, 1]"
+            )
+    prior_mean = as_input(probes.prior_mean, "prior_mean")
+    if prior_mean.shape != x.shape[1:]:
+        raise ValueError(
+            f"prior_mean has shape {tuple(prior_mean.shape)}; expected that of one "
+            f"sample, {tuple(x.shape[1:])}"
+        )
+    return {
+        "x": _own(x),
+        "y": _own(y),
+        "index": index,
+        "data_range": float(probes.data_range),
+        "prior_std": float(probes.prior_std),
+        "prior_mean": _own(prior_mean),
+        "class_names": class_names,
+        "mean": mean,
+        "std": std,
+    }
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # A tensor made in inference mode could never be part of a derivative.
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
+def check_range(y: Int[Tensor, " n"], index: tuple[int, ...], num_classes: int) -> None:
+    """Raise at the first label that is not below `num_classes`."""
+    for i, label in enumerate(y.tolist()):
+        if label >= num_classes:
+            raise ValueError(
+                f"probe {i} (data-set index {index[i]}) has label {label}; expected 0 "
+                f"to {num_classes - 1} for {num_classes} classes: check the number of "
+                "outputs or class names, or shift labels that start at 1 with "
+                "target_transform"
+            )
+
+
+def check_count(name: str, value: Any, smallest: int = 1) -> None:
+    """Raise unless `value` is an integer of at least `smallest`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(
+            f"{name}={value!r} is a {type(value).__name__}; expected an integer of at "
+            f"least {smallest}"
+        )
+    if value < smallest:
+        raise ValueError(f"{name}={value}; expected an integer of at least {smallest}")
+
+
+def check_indices(indices: Sequence[int], size: int) -> list[int]:
+    """Data-set indices as integers, or an error where one does not exist."""
+    chosen = [int(index) for index in indices]
+    if not chosen:
+        raise ValueError(
+            "indices is empty; expected at least one data-set index, or leave it out "
+            "to have probes drawn"
+        )
+    for index in chosen:
+        if not 0 <= index < size:
+            raise ValueError(
+                f"indices contains {index}; expected 0 to {size - 1} for a data set of "
+                f"{size} items"
+            )
+    return chosen
+
+
+def check_inputs(x: Any) -> Float[Tensor, "n ..."]:
+    """Network inputs as a float CPU tensor with a probe dimension."""
+    inputs = as_input(x, "x")
+    if inputs.ndim < 2 or inputs.numel() == 0:
+        raise ValueError(
+            f"x has shape {tuple(inputs.shape)}; expected (n, ...) with at "
+            "least one probe and one value per probe, such as (32, 3, 32, 32)"
+        )
+    return inputs
+
+
+def check_index(index: tuple[int, ...], n: int) -> None:
+    """Raise unless there is one distinct index per probe."""
+    if len(index) != n:
+        raise ValueError(
+            f"got {len(index)} indices for {n} probes; expected one data-set index per "
+            "probe"
+        )
+    seen: dict[int, int] = {}
+    for position, value in enumerate(index):
+        if value in seen:
+            raise ValueError(
+                f"data-set index {value} occurs twice (probes {seen[value]} and "
+                f"{position}); expected distinct indices, since they identify a probe "
+                "over epochs"
+            )
+        seen[value] = position
+
+
+def check_finite(x: Float[Tensor, "n ..."], index: tuple[int, ...]) -> None:
+    """Raise if a probe contains a value that is not finite."""
+    bad = (~x.isfinite()).flatten(1).sum(1)
+    if bad.any():
+        i = int(bad.nonzero()[0])
+        raise ValueError(
+            f"probe {i} (data-set index {index[i]}) contains {int(x[i].isnan().sum())} "
+            f"NaN and {int(x[i].isinf().sum())} infinite values; expected finite "
+            "inputs: check this item and its transform, or leave it out"
+        )
+
+
+def check_labels(y: Any, n: int) -> Int[Tensor, " n"]:
+    """Labels as n non-negative 64-bit integers."""
+    labels = as_tensor(y, "y")
+    if labels.shape != (n,):
+        raise ValueError(
+            f"y has shape {tuple(labels.shape)} for {n} probes; expected ({n},), one "
+            "class index per probe (for one-hot labels y.argmax(1))"
+        )
+    for i, label in enumerate(labels):
+        if as_label(label, f"probe {i}") < 0:
+            raise ValueError(
+                f"probe {i} has label {int(label)}; expected class indices from 0. "
+                "Leave unlabelled items out, or map labels with target_transform"
+            )
+    return labels.detach().to("cpu", torch.long)
+
+
+def check_normalization(
+    mean: Any, std: Any, x: Float[Tensor, "n ..."]
+) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
+    """(mean, std) as tuples that fit the channels of `x`, or (None, None)."""
+    if mean is None and std is None:
+        return None, None
+    if mean is None or std is None:
+        raise ValueError(
+            f"mean={mean!r} and std={std!r}; expected both or neither: pass the values "
+            "of the Normalize that was applied"
+        )
+    pair = as_channels(mean, "mean"), as_channels(std, "std")
+    for name, values in zip(("mean", "std"), pair, strict=True):
+        if len(values) not in (1, x.shape[1]):
+            raise ValueError(
+                f"{name} has {len(values)} values; expected 1 or {x.shape[1]}, one per "
+                f"channel of inputs of shape {tuple(x.shape[1:])}"
+            )
+        if not torch.tensor(values).isfinite().all():
+            raise ValueError(f"{name}={values}; expected finite numbers")
+    if min(pair[1]) <= 0:
+        raise ValueError(
+            f"std={pair[1]}; expected positive numbers: x = (pixel - mean) / std"
+        )
+    return pair

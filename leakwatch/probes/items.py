@@ -1,0 +1,170 @@
+"""Reading one item of a data set as a network input and a class index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+__all__ = [
+    "as_input",
+    "as_label",
+    "as_tensor",
+    "dataset_of",
+    "dataset_size",
+    "read_item",
+]
+
+INPUT_KEYS = ("image", "x", "img", "pixel_values")
+LABEL_KEYS = ("label", "y", "labels", "target")
+
+
+def dataset_of(dataloader: Any) -> Any:
+    """The data set behind a loader.
+
+    Raises:
+        TypeError: `dataloader` has none.
+    """
+    if not hasattr(dataloader, "dataset"):
+        raise TypeError(
+            f"from_loader() got {type(dataloader).__name__}; expected a DataLoader "
+            "with a .dataset. Use ProbeSet.from_dataset(dataset) or "
+            "ProbeSet.from_tensors(x, y)"
+        )
+    return dataloader.dataset
+
+
+def dataset_size(dataset: Any) -> int:
+    """Length of a map-style data set.
+
+    Raises:
+        TypeError: `dataset` is iterable-style or can't be indexed.
+        ValueError: `dataset` is empty.
+    """
+    name = type(dataset).__name__
+    remedy = (
+        "a probe has to be found again at every epoch by its index. Choose the probes "
+        "yourself: ProbeSet.from_tensors(x, y, index=range(len(x)))"
+    )
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{name} is an IterableDataset; expected a map-style data set, because "
+            f"{remedy}"
+        )
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"{name} has no __getitem__ and __len__; expected a map-style data set, "
+            f"because {remedy}"
+        )
+    size = len(dataset)
+    if size == 0:
+        raise ValueError(f"{name} is empty; expected at least one item to probe")
+    return size
+
+
+def read_item(dataset: Any, index: int) -> tuple[Float[Tensor, " ..."], int]:
+    """Fetch item `index` as (input, class index).
+
+    An item is (input, label), (input, label, anything), or a mapping with one of the
+    keys `INPUT_KEYS` and one of `LABEL_KEYS`.
+
+    Raises:
+        TypeError: the item has another form, or its input is not floating point.
+        ValueError: its label is not one class index.
+    """
+    item = dataset[index]
+    where = f"item {index} of {type(dataset).__name__}"
+    if isinstance(item, Mapping):
+        x_key = next((key for key in INPUT_KEYS if key in item), None)
+        y_key = next((key for key in LABEL_KEYS if key in item), None)
+        if x_key is None or y_key is None:
+            raise TypeError(
+                f"{where} is a mapping with keys {sorted(map(str, item))}; expected "
+                f"one of {INPUT_KEYS} and one of {LABEL_KEYS}"
+            )
+        x, y = item[x_key], item[y_key]
+    elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
+        if len(item) not in (2, 3):
+            raise TypeError(
+                f"{where} has {len(item)} elements; expected (input, label) or "
+                "(input, label, anything)"
+            )
+        x, y = item[0], item[1]
+    else:
+        raise TypeError(
+            f"{where} is a {type(item).__name__}; expected (input, label) or a mapping "
+            "like {'image': input, 'label': label}"
+        )
+    return as_input(x, where), as_label(y, where)
+
+
+def as_input(value: Any, where: str) -> Float[Tensor, " ..."]:
+    """Convert one input, or a batch of them, to a float32 (or float64) CPU tensor.
+
+    Half precisions become float32; float64 is kept.
+
+    Raises:
+        TypeError: `value` is an image object or holds integers.
+    """
+    if hasattr(value, "getbands"):  # what every PIL image has
+        raise TypeError(
+            f"probe images are PIL images ({where}); expected floating point network "
+            "inputs: add ToTensor() to the data set's transform"
+        )
+    tensor = as_tensor(value, where)
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"probe images are {tensor.dtype} ({where}); expected floating point "
+            "network inputs: divide by 255 (`x.float() / 255`) or add ToTensor() to "
+            "the data set's transform. Token indices have no derivative: probe their "
+            "embeddings"
+        )
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return tensor.detach().to("cpu", dtype)
+
+
+def as_tensor(value: Any, where: str) -> Tensor:
+    """Numbers in any container as a tensor.
+
+    Raises:
+        TypeError: `value` does not consist of numbers.
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        # A copy: Torch warns about read-only arrays, such as memory-mapped ones.
+        tensor = torch.from_numpy(np.array(value))
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"got a {type(value).__name__} ({where}); expected a tensor, an array or a "
+            "sequence of numbers"
+        ) from None
+    # Python's own numbers are float64 by necessity, not because it was asked for.
+    asked = hasattr(value, "dtype") or tensor.dtype != torch.float64
+    return tensor if asked else tensor.float()
+
+
+def as_label(value: Any, where: str) -> int:
+    """Convert a label to a class index.
+
+    Raises:
+        TypeError: `value` is not a number.
+        ValueError: `value` is not a single integer.
+    """
+    label = as_tensor(value, where)
+    if label.numel() != 1:
+        raise ValueError(
+            f"the label has shape {tuple(label.shape)} ({where}); expected one class "
+            "index. For one-hot labels pass label.argmax() through target_transform"
+        )
+    if label.is_floating_point() or label.is_complex():
+        raise ValueError(
+            f"the label is {label.item()!r} of {label.dtype} ({where}); expected an "
+            "integer class index"
+        )
+    return int(label.item())

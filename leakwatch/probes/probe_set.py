@@ -1,0 +1,297 @@
+"""ProbeSet: the samples that are watched over training."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from leakwatch.probes.build import build_from_dataset, build_from_tensors
+from leakwatch.probes.checks import check_range, checked_fields
+from leakwatch.probes.items import dataset_of
+from leakwatch.probes.scale import from_pixels_slope, to_pixels
+
+__all__ = ["ProbeSet"]
+
+Channels = Sequence[float] | float | None
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class ProbeSet:
+    """A fixed set of samples, identified by data-set index.
+
+    Build one with `from_dataset`, `from_loader` or `from_tensors`; change a field with
+    `dataclasses.replace`.
+
+    *Pixel units* are those before normalisation: x = (pixel - mean) / std, per
+    channel, the second dimension of `x`.
+
+    Attributes:
+        x: network inputs, float32 (float64 if given so), on the CPU, a copy.
+        y: class indices.
+        index: data-set index of each probe, its identity over epochs.
+        data_range: peak value for PSNR, in pixel units; 1.0 when mean and std are
+            known.
+        prior_std: root of the mean pixel variance of the data, in pixel units.
+        prior_mean: mean image in pixel units, of the shape of one sample.
+        class_names: name of each class.
+        mean: of the normalisation that was applied, per channel or one for all.
+        std: as `mean`.
+        units: "pixel" if pixel values are known, else "input": every quantity "in
+            pixel units" is then in the units of `x`.
+
+    Raises:
+        TypeError: integer inputs, or arguments of a wrong kind.
+        ValueError: no probes, values that are not finite, invalid labels, duplicated
+            indices, shapes that do not fit each other, scales that are not positive.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(0, 1, 32).reshape(2, 1, 4, 4)
+        >>> ProbeSet.from_tensors(x, torch.tensor([0, 3]))
+        ProbeSet(n=2, shape=(1, 4, 4), classes=2, units='pixel')
+    """
+
+    x: Float[Tensor, "n ..."]
+    y: Int[Tensor, " n"]
+    index: tuple[int, ...]
+    data_range: float
+    prior_std: float
+    prior_mean: Float[Tensor, " ..."]
+    class_names: tuple[str, ...] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    units: Literal["pixel", "input"] = "pixel"
+
+    def __post_init__(self) -> None:
+        for name, value in checked_fields(self).items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset[Any] | Sequence[Any],
+        n: int = 32,
+        per_class: int | None = None,
+        seed: int = 0,
+        mean: Channels = None,
+        std: Channels = None,
+        class_names: Sequence[str] | None = None,
+        indices: Sequence[int] | None = None,
+        max_scan: int = 4096,
+        *,
+        data_range: float | None = None,
+        prior_samples: int = 512,
+    ) -> ProbeSet:
+        """Draw a class-stratified set from a map-style data set.
+
+        The same seed and data set give the same probes, whatever the state of the
+        global random streams, and these are left as they were, as are generators that
+        the data set or its transforms own. A random augmentation of an item depends
+        on (`seed`, index) only.
+
+        Items are (input, label), (input, label, anything) or mappings with the keys
+        image/x and label/y. Each class gets n // classes probes; classes drawn at
+        random get one more, and classes that run out leave theirs to the others.
+
+        Without `mean` and `std` a transform called `Normalize` is looked for, then the
+        attributes `mean` and `std` of the data set (used if some input lies outside of
+        [0, 1]). The prior (mean image, pixel variance) is measured on `prior_samples`
+        items drawn at random; if fewer than 16 are available, on 16 or more probes;
+        else it is that of uniform pixels: data_range / 2 and data_range / sqrt(12).
+
+        Args:
+            dataset: has `__len__` and `__getitem__`.
+            n: number of probes; ignored with `per_class` or `indices`.
+            per_class: probes per class.
+            seed: of the drawing.
+            mean: of the normalisation, one number or one per channel, in pixel units.
+            std: as `mean`.
+            class_names: default: `dataset.classes`, if it has them.
+            indices: exactly these items, in this order.
+            max_scan: items read to learn labels, where the data set has no list of
+                them; classes that do not occur among them are not drawn.
+            data_range: peak value for PSNR, in pixel units. Default: 1.0 if pixels
+                are known to lie in [0, 1], else the range of the probes.
+            prior_samples: items read to measure the prior.
+
+        Raises:
+            TypeError: an iterable-style data set, integer images, unreadable items.
+            ValueError: an argument out of range, or as in the constructor.
+
+        Warns:
+            UserWarning: fewer items than asked for; pixels outside of [0, 1].
+
+        Example:
+            >>> import torch
+            >>> data = [(torch.full((1, 2, 2), i / 9), i % 2) for i in range(10)]
+            >>> ProbeSet.from_dataset(data, per_class=2).y.bincount()
+            tensor([2, 2])
+        """
+        return cls(
+            **build_from_dataset(
+                dataset,
+                n=n,
+                per_class=per_class,
+                seed=seed,
+                mean=mean,
+                std=std,
+                class_names=class_names,
+                indices=indices,
+                max_scan=max_scan,
+                data_range=data_range,
+                prior_samples=prior_samples,
+            )
+        )
+
+    @classmethod
+    def from_loader(
+        cls,
+        dataloader: Any,
+        n: int = 32,
+        per_class: int | None = None,
+        seed: int = 0,
+        mean: Channels = None,
+        std: Channels = None,
+        class_names: Sequence[str] | None = None,
+        indices: Sequence[int] | None = None,
+        max_scan: int = 4096,
+        *,
+        data_range: float | None = None,
+        prior_samples: int = 512,
+    ) -> ProbeSet:
+        """Draw from `dataloader.dataset`; see `from_dataset` for the arguments.
+
+        The loader is never iterated, and its sampler and generator are not touched:
+        one batch more would change the order of training. A sampler that leaves items
+        out is therefore not known here: pass its items as `indices`.
+
+        Raises:
+            TypeError: `dataloader` has no `dataset`, or as in `from_dataset`.
+        """
+        return cls.from_dataset(
+            dataset_of(dataloader),
+            n,
+            per_class,
+            seed,
+            mean,
+            std,
+            class_names,
+            indices,
+            max_scan,
+            data_range=data_range,
+            prior_samples=prior_samples,
+        )
+
+    @classmethod
+    def from_tensors(
+        cls,
+        x: Tensor,
+        y: Tensor | Sequence[int],
+        index: Sequence[int] | None = None,
+        mean: Channels = None,
+        std: Channels = None,
+        class_names: Sequence[str] | None = None,
+        *,
+        data_range: float | None = None,
+    ) -> ProbeSet:
+        """Take given samples as the probes.
+
+        Args:
+            x: network inputs, shape (n, ...).
+            y: class indices, shape (n,).
+            index: identity of each probe; default 0, 1, ....
+            mean: of the normalisation that was applied, in pixel units.
+            std: as `mean`.
+            class_names: name of each class.
+            data_range: as in `from_dataset`.
+
+        The prior comes from the probes when there are 16 or more, else it is that of
+        uniform pixels.
+        """
+        return cls(
+            **build_from_tensors(
+                x,
+                y,
+                index=index,
+                mean=mean,
+                std=std,
+                class_names=class_names,
+                data_range=data_range,
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        # No pixel values: these samples are private and reprs end up in logs.
+        return (
+            f"ProbeSet(n={len(self)}, shape={tuple(self.x.shape[1:])}, "
+            f"classes={len(set(self.y.tolist()))}, units={self.units!r})"
+        )
+
+    def pixels(self) -> Float[Tensor, "n ..."]:
+        """The probes in pixel units; `x` itself where these are unknown."""
+        return to_pixels(self.x.double(), self.mean, self.std).to(self.x.dtype)
+
+    def input_scale(self) -> Float[Tensor, " d_x"]:
+        """d(input)/d(pixel) of each element of a flattened sample, in float64.
+
+        That is 1/std of its channel, and ones where std is unknown. A Jacobian with
+        respect to inputs becomes one with respect to pixels by scaling its columns.
+
+        Example:
+            >>> import torch
+            >>> x = torch.zeros(1, 2, 1, 2)
+            >>> probes = ProbeSet.from_tensors(x, [0], mean=[0.5, 0.5], std=[0.5, 0.2])
+            >>> probes.input_scale()
+            tensor([2., 2., 5., 5.], dtype=torch.float64)
+        """
+        return from_pixels_slope(self.x.shape[1:], self.std)
+
+    def class_of(self, i: int) -> str:
+        """Name of the class of probe `i`, or its number if classes have no names."""
+        label = int(self.y[i])
+        return str(label) if self.class_names is None else self.class_names[label]
+
+    def check_labels(self, num_classes: int) -> None:
+        """Check the labels against a model with `num_classes` outputs.
+
+        Raises:
+            ValueError: a label is too large.
+        """
+        check_range(self.y, self.index, num_classes)
+
+    def split(self, rank: int, world_size: int) -> ProbeSet:
+        """The share of one process: probes rank, rank + world_size, ....
+
+        Raises:
+            ValueError: `rank` is not in [0, world_size), or has no probe because
+                there are fewer probes than processes.
+        """
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank}; expected 0 to {world_size - 1}")
+        if rank >= len(self):
+            raise ValueError(
+                f"rank={rank} has none of {len(self)} probes; expected at least "
+                f"world_size={world_size} probes: draw more, or skip this rank"
+            )
+        part = slice(rank, None, world_size)
+        return dataclasses.replace(
+            self, x=self.x[part], y=self.y[part], index=self.index[part]
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 over inputs, labels and indices: equal for equal probes."""
+        digest = hashlib.sha256(f"{self.x.dtype}{tuple(self.x.shape)}".encode())
+        digest.update(self.x.numpy().tobytes())
+        digest.update(repr((self.y.tolist(), self.index)).encode())
+        return digest.hexdigest()

@@ -1,0 +1,166 @@
+"""Which items of a data set become probes: class-stratified, from a seed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from leakwatch.probes.items import read_item
+
+__all__ = ["draw_indices", "find_labels", "stratified"]
+
+_LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "_targets")
+_SAMPLE_ATTRIBUTES = ("samples", "imgs")
+
+
+def draw_indices(
+    dataset: Any,
+    size: int,
+    n: int,
+    per_class: int | None,
+    max_scan: int,
+    generator: torch.Generator,
+) -> list[int]:
+    """Draw data-set indices, balanced over classes.
+
+    Labels are taken from where data sets usually keep them; if there are none, up to
+    `max_scan` items are read in a random order and only those can be drawn.
+
+    Warns:
+        UserWarning: fewer items than asked for, in total or in a class.
+    """
+    labels = find_labels(dataset)
+    if labels is not None and len(labels) == size:
+        candidates = torch.arange(size, device="cpu")
+    else:
+        order = torch.randperm(size, generator=generator, device="cpu")
+        candidates = order[:max_scan]
+        labels = torch.tensor(
+            [read_item(dataset, int(i))[1] for i in candidates], device="cpu"
+        )
+    if per_class is None and n > len(candidates):
+        warnings.warn(
+            f"asked for n={n} probes; {len(candidates)} items are available "
+            f"(data set size {size}, max_scan={max_scan}): using all of them",
+            stacklevel=3,
+        )
+    if per_class is not None:
+        classes, _, counts = _classes(labels)
+        short = [
+            f"{label} has {count}"
+            for label, count in zip(classes.tolist(), counts.tolist(), strict=True)
+            if count < per_class
+        ]
+        if short:
+            warnings.warn(
+                f"asked for per_class={per_class} probes; {len(short)} of "
+                f"{len(classes)} classes hold fewer (class {', '.join(short[:5])}"
+                f"{', ...' if len(short) > 5 else ''}): using all of theirs",
+                stacklevel=3,
+            )
+    chosen = stratified(labels, n, per_class, generator)
+    return [int(i) for i in candidates[chosen]]
+
+
+def stratified(
+    labels: Int[Tensor, " m"],
+    n: int,
+    per_class: int | None,
+    generator: torch.Generator,
+) -> Int[Tensor, " k"]:
+    """Positions into `labels`, drawn in rounds of one item per class.
+
+    Classes come in a random order, the same in every round, so that a remainder, or
+    an `n` below the number of classes, favours no class.
+
+    Args:
+        labels: class of each candidate.
+        n: number of positions (k = n, or m where that is smaller); ignored when
+            `per_class` is given.
+        per_class: positions per class, or all of a class that has fewer.
+        generator: the source of randomness.
+
+    Example:
+        >>> labels = torch.tensor([0] * 90 + [1] * 9 + [2])
+        >>> chosen = stratified(labels, 9, None, torch.Generator().manual_seed(0))
+        >>> labels[chosen].bincount()
+        tensor([4, 4, 1])
+    """
+    m = len(labels)
+    _, dense, counts = _classes(labels)
+    shuffled = torch.randperm(m, generator=generator, device="cpu")
+    grouped = shuffled[dense[shuffled].argsort(stable=True)]
+    starts = counts.cumsum(0) - counts
+    rounds = torch.arange(m, device="cpu") - starts.repeat_interleave(counts)
+    class_order = torch.randperm(len(counts), generator=generator, device="cpu")
+    turn = rounds * len(counts) + class_order[dense[grouped]]
+    in_turn = turn.argsort()
+    if per_class is None:
+        return grouped[in_turn[:n]]
+    return grouped[in_turn[rounds[in_turn] < per_class]]
+
+
+def find_labels(dataset: Any) -> Int[Tensor, " size"] | None:
+    """Labels of all items without reading the items, or None.
+
+    Looks through `Subset`, `ConcatDataset` and `TensorDataset`, then for the
+    attributes `targets`, `labels` and `samples` that torchvision's data sets have.
+    These may differ from an item's own label (a target transform); they serve to
+    stratify only.
+    """
+    if isinstance(dataset, Subset):
+        labels = find_labels(dataset.dataset)
+        return None if labels is None else labels[list(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [find_labels(part) for part in dataset.datasets]
+        found = [part for part in parts if part is not None]
+        return torch.cat(found) if len(found) == len(parts) else None
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        return _as_labels(dataset.tensors[1], len(dataset))
+    for name in _LABEL_ATTRIBUTES:
+        labels = _as_labels(getattr(dataset, name, None), len(dataset))
+        if labels is not None:
+            return labels
+    for name in _SAMPLE_ATTRIBUTES:
+        samples = getattr(dataset, name, None)
+        if isinstance(samples, list) and all(
+            isinstance(sample, tuple) and len(sample) == 2 for sample in samples
+        ):
+            return _as_labels([label for _, label in samples], len(dataset))
+    return None
+
+
+def _classes(
+    labels: Int[Tensor, " m"],
+) -> tuple[Int[Tensor, " c"], Int[Tensor, " m"], Int[Tensor, " c"]]:
+    """(the classes that occur, position of each label among them, their counts)."""
+    classes, dense, counts = torch.unique(
+        labels, return_inverse=True, return_counts=True
+    )
+    return classes, dense, counts
+
+
+def _as_labels(values: Any, size: int) -> Int[Tensor, " size"] | None:
+    if isinstance(values, Tensor):
+        labels = values.detach().cpu()
+    elif isinstance(values, list | tuple | np.ndarray):
+        try:
+            array = np.asarray(values)
+        except ValueError:  # ragged
+            return None
+        if array.dtype.kind not in "iub":
+            return None
+        labels = torch.from_numpy(array.astype(np.int64))
+    else:
+        return None
+    if labels.is_floating_point() or labels.is_complex():
+        return None
+    if labels.numel() != size or labels.shape[:1] != (size,):
+        return None
+    return labels.reshape(size).long()

@@ -1,0 +1,52 @@
+"""Recording, summarising and showing what the scores say; no mathematics of its own.
+
+Needs numpy and the standard library; tables and figures import pandas and plotly
+(the ``report`` extra) when they are asked for.
+"""
+
+from __future__ import annotations
+
+from leakwatch.reporting.aggregates import (
+    ClassSummary,
+    Spread,
+    Summary,
+    spread_of_classes,
+    summarize,
+    summarize_classes,
+    worst_samples,
+)
+from leakwatch.reporting.class_figure import class_bars
+from leakwatch.reporting.figures import risk_over_epochs, time_spent
+from leakwatch.reporting.ledger import LedgerWarning, RiskLedger
+from leakwatch.reporting.quantities import Quantity, quantities_from_metadata
+from leakwatch.reporting.report import write_report
+from leakwatch.reporting.rows import STATUS_WORDS, Row
+from leakwatch.reporting.scalars import log_scalars
+from leakwatch.reporting.spectrum_figures import eigenvalue_histogram, spectrum_by_rank
+from leakwatch.reporting.table import Column, LedgerTable, Moment
+
+__all__ = [
+    "STATUS_WORDS",
+    "ClassSummary",
+    "Column",
+    "LedgerTable",
+    "LedgerWarning",
+    "Moment",
+    "Quantity",
+    "RiskLedger",
+    "Row",
+    "Spread",
+    "Summary",
+    "class_bars",
+    "eigenvalue_histogram",
+    "log_scalars",
+    "quantities_from_metadata",
+    "risk_over_epochs",
+    "spectrum_by_rank",
+    "spread_of_classes",
+    "summarize",
+    "summarize_classes",
+    "time_spent",
+    "worst_samples",
+    "write_report",
+]

@@ -1,0 +1,114 @@
+"""What quantities and classes are called, as ``run.json`` describes them.
+
+The score registry is the one place that defines scores; the monitor writes its
+descriptions into the run's metadata, and reporting reads them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+HIGHER_MORE: Final = "higher = more exposed"
+HIGHER_LESS: Final = "higher = less exposed"
+
+HEADLINES: Final = ("i2f_bayes_psnr", "i2f_psnr")
+"""Predicted PSNR, the number that a person understands: best first."""
+
+
+@final
+@dataclass(frozen=True)
+class Quantity:
+    """Description of one quantity.
+
+    Args:
+        name: Name in the ledger.
+        unit: Unit, empty when it has none.
+        direction: `HIGHER_MORE`, `HIGHER_LESS`, or empty when the quantity says
+            nothing about exposure by itself.
+        meaning: One sentence.
+        source: Paper and equation.
+    """
+
+    name: str
+    unit: str = ""
+    direction: str = ""
+    meaning: str = ""
+    source: str = ""
+
+    @property
+    def sign(self) -> int:
+        """+1 if a higher value is more exposed, -1 if less, 0 if unknown.
+
+        Example:
+            >>> Quantity("i2f", direction="higher = less exposed").sign
+            -1
+        """
+        return {HIGHER_MORE: 1, HIGHER_LESS: -1}.get(self.direction, 0)
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether values are decibels, whose ratios mean nothing."""
+        return self.unit.lower() in {"db", "decibel", "decibels"}
+
+
+def quantities_from_metadata(metadata: Mapping[str, Any]) -> dict[str, Quantity]:
+    """Read the descriptions in ``metadata["quantities"]``.
+
+    Entries that are not mappings are left out, unknown fields are ignored.
+
+    Example:
+        >>> found = quantities_from_metadata({"quantities": {"i2f": {"unit": "px"}}})
+        >>> found["i2f"].unit
+        'px'
+    """
+    entries = metadata.get("quantities")
+    if not isinstance(entries, Mapping):
+        return {}
+    return {
+        str(name): Quantity(
+            name=str(name),
+            **{
+                field: str(entry.get(field) or "")
+                for field in ("unit", "direction", "meaning", "source")
+            },
+        )
+        for name, entry in entries.items()
+        if isinstance(entry, Mapping)
+    }
+
+
+def describe(name: str, quantities: Mapping[str, Quantity] | None) -> Quantity:
+    """Return the description of ``name``, or an empty one.
+
+    The headline quantities are decibels of predicted PSNR by definition, so they
+    keep their unit and direction in a run without metadata.
+    """
+    if quantities is not None and name in quantities:
+        return quantities[name]
+    if name in HEADLINES:
+        return Quantity(name, unit="dB", direction=HIGHER_MORE)
+    return Quantity(name)
+
+
+def class_names_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the class names in the order of the labels, or None."""
+    names = metadata.get("class_names")
+    if isinstance(names, list | tuple) and names:
+        return tuple(str(name) for name in names)
+    return None
+
+
+def class_name(label: int | None, names: Sequence[str] | None) -> str:
+    """Return the name of a class, or its number where it has no name.
+
+    Example:
+        >>> class_name(1, ("cat", "dog")), class_name(7, ("cat", "dog"))
+        ('dog', '7')
+    """
+    if label is None:
+        return "no class"
+    if names is not None and 0 <= label < len(names) and names[label]:
+        return names[label]
+    return str(label)

@@ -1,0 +1,198 @@
+"""One HTML file that shows a recorded run: no server, no account, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from leakwatch.reporting import sample_section, summary_section, text_sections
+from leakwatch.reporting.atomic import write_atomically
+from leakwatch.reporting.class_figure import class_bars
+from leakwatch.reporting.extras import require
+from leakwatch.reporting.figures import risk_over_epochs, time_spent
+from leakwatch.reporting.headline import find_headline
+from leakwatch.reporting.ledger import RiskLedger
+from leakwatch.reporting.markup import esc, figure_panel, section
+from leakwatch.reporting.page import SCRIPT, STYLE
+from leakwatch.reporting.png import data_uri, thumbnail
+from leakwatch.reporting.quantities import (
+    class_names_from_metadata,
+    quantities_from_metadata,
+)
+from leakwatch.reporting.spectrum_figures import eigenvalue_histogram, spectrum_by_rank
+from leakwatch.reporting.table import LedgerTable
+from leakwatch.reporting.words import count, moment_words
+
+# The browser itself then refuses every request, whatever the scripts contain.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:"
+)
+_MOST_PICTURES: Final = 1000
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write ``report.html`` into a run directory and return its path.
+
+    The file holds everything, plotly.js and the probes' pictures included, and
+    replaces an older report atomically. Values without a usable status appear as
+    their status word.
+
+    Args:
+        run_dir: Directory of a `leakwatch.reporting.ledger.RiskLedger`.
+
+    Raises:
+        FileNotFoundError: If there is no recorded run.
+        ModuleNotFoundError: If plotly is not installed.
+    """
+    offline = require("plotly.offline", "The HTML report")
+    ledger = RiskLedger.open(run_dir)
+    path = ledger.directory / "report.html"
+    write_atomically(
+        path,
+        _render(ledger, str(offline.get_plotlyjs())).encode(
+            "utf-8", errors="backslashreplace"
+        ),
+    )
+    return path
+
+
+def _render(ledger: RiskLedger, plotly: str) -> str:
+    metadata = ledger.read_metadata()
+    quantities = quantities_from_metadata(metadata)
+    names = class_names_from_metadata(metadata)
+    table = LedgerTable.from_rows(ledger.rows())
+    spectra = ledger.spectra()
+    pictures = _pictures(ledger)
+    headline = find_headline(table)
+    title = ledger.run or "training run"
+    sections = {
+        "training": (
+            "During training",
+            figure_panel("fig-risk", risk_over_epochs(table, quantities, names)),
+        ),
+        "classes": (
+            "By class",
+            figure_panel("fig-class", class_bars(table, quantities, names), tall=True)
+            + text_sections.class_table(table, quantities, names)
+            + text_sections.fairness_table(table, quantities, names),
+        ),
+        "samples": (
+            "Samples",
+            sample_section.sample_table(table, quantities, names, pictures),
+        ),
+        "spectrum": (
+            "What the gradient sees",
+            _spectrum(spectra),
+        ),
+        "time": ("Cost", figure_panel("fig-time", time_spent(table))),
+        "glossary": ("Glossary", text_sections.glossary(table, quantities)),
+        "limits": ("What these numbers do not say", text_sections.limits()),
+        "about": ("About this run", text_sections.about(metadata, table)),
+    }
+    body = "\n".join(section(key, *content) for key, content in sections.items())
+    links = "".join(
+        f'<a href="#{key}">{esc(heading)}</a>'
+        for key, (heading, content) in sections.items()
+        if content
+    )
+    # The library is 4.5 MB: leave it out where there is nothing to draw.
+    library = f"<script>{plotly}</script>" if 'class="plot"' in body else ""
+    notices = summary_section.notices(table, ledger.problems, private=bool(pictures))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>leakwatch: {esc(title)}</title>
+<link rel="icon" href="data:,">
+<style>{STYLE}</style>
+</head>
+<body>
+<header class="top"><div>
+<div class="brand">leakwatch</div>
+<h1>Gradient leakage of {esc(title)}</h1>
+<div class="soft">{esc(_about_line(table, metadata))}</div>
+<nav aria-label="Sections">{links}</nav>
+</div></header>
+<main>
+{summary_section.lead(headline) if table.moments else _NOTHING}
+{summary_section.cards(table, headline, names, pictures)}
+{summary_section.strip(headline, names)}
+{notices}
+<noscript><div class="notice">The figures need JavaScript, which is switched off;
+the tables do not.</div></noscript>
+{body}
+<footer>Written by leakwatch from the ledger in this directory. The file is complete:
+it opens without a network.</footer>
+</main>
+{library}
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+_NOTHING: Final = (
+    '<p class="lead">Nothing has been recorded yet: the first probe of this run has '
+    "not finished.</p>"
+)
+
+
+def _spectrum(spectra: Sequence[Mapping[str, Any]]) -> str:
+    panels = figure_panel("fig-spectrum", spectrum_by_rank(spectra))
+    panels += figure_panel("fig-histogram", eigenvalue_histogram(spectra))
+    if not panels:
+        return ""
+    return (
+        '<p class="soft">Each eigenvalue of JᵀJ says how strongly one direction of the '
+        "input shows in the gradient. Directions with large eigenvalues can be read "
+        "off; those below the noise cannot.</p>"
+        f'<div class="two">{panels}</div>'
+    )
+
+
+def _about_line(table: LedgerTable, metadata: Mapping[str, Any]) -> str:
+    samples = {s for column in table.columns.values() for s in column.samples}
+    classes = {
+        label
+        for column in table.columns.values()
+        for label in column.labels
+        if label is not None
+    }
+    parts = [
+        count(len(samples), "watched sample") if samples else "",
+        f"{len(classes)} {'class' if len(classes) == 1 else 'classes'}"
+        if classes
+        else "",
+        count(len(table.moments), "probe") if table.moments else "no probes yet",
+        f"the last {moment_words(table.moments[-1])}" if table.moments else "",
+        f"started {_date(metadata['created'])}" if metadata.get("created") else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _date(created: object) -> str:
+    try:
+        when = datetime.fromisoformat(str(created))
+    except ValueError:
+        return str(created)
+    return f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".rstrip()
+
+
+def _pictures(ledger: RiskLedger) -> dict[int, str]:
+    """Return sample to the address that holds its picture; grey and RGB only."""
+    probes = ledger.read_probes()
+    if probes is None or probes["pixels"].ndim != 4 or not probes["pixels"].size:
+        return {}
+    if probes["pixels"].shape[3] not in (1, 3):
+        return {}
+    pairs = zip(probes["index"], probes["pixels"], strict=False)
+    return {
+        int(sample): data_uri(thumbnail(pixels))
+        for place, (sample, pixels) in enumerate(pairs)
+        if place < _MOST_PICTURES
+    }

@@ -1,0 +1,231 @@
+"""Top of the report: what the numbers mean, for a reader without the papers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from leakwatch.reporting.aggregates import count_excluded, describe_counts
+from leakwatch.reporting.headline import Headline
+from leakwatch.reporting.markup import card, esc
+from leakwatch.reporting.quantities import class_name
+from leakwatch.reporting.rows import status_reason, status_word
+from leakwatch.reporting.table import LedgerTable
+from leakwatch.reporting.words import (
+    CLEARLY_ABOVE,
+    HARDLY_BELOW,
+    count,
+    decibels,
+    moment_words,
+    number,
+    psnr_level,
+    psnr_words,
+)
+
+
+def lead(headline: Headline | None) -> str:
+    """Return the sentence that sums the run up."""
+    if headline is None:
+        return (
+            '<p class="lead">This run predicts no reconstruction quality: add the '
+            "score <code>i2f</code> to the monitor for a headline in decibels.</p>"
+        )
+    summary, when = headline.summary, moment_words(headline.moment)
+    if not summary.used:
+        return (
+            f'<p class="lead">At the last probe ({esc(when)}) <strong class="unknown">'
+            "the exposure is not known</strong>, which does not mean that it is low: "
+            f"{esc(summary.reason)}.</p>"
+        )
+    worst, median = summary.worst, summary.median
+    return (
+        f'<p class="lead">At the last probe ({esc(when)}), an attacker who sees the '
+        "gradient of the most exposed sample could rebuild it with a predicted PSNR of "
+        f'<strong class="{psnr_level(worst)}">{decibels(worst)}: '
+        f"{psnr_words(worst)}</strong>. For the typical sample it is "
+        f'<strong class="{psnr_level(median)}">{decibels(median)}: '
+        f"{psnr_words(median)}</strong>.</p>"
+    )
+
+
+def cards(
+    table: LedgerTable,
+    headline: Headline | None,
+    class_names: Sequence[str] | None,
+    pictures: Mapping[int, str],
+) -> str:
+    """Return the row of cards."""
+    found: list[str] = []
+    if headline is not None:
+        summary, column = headline.summary, headline.column
+        sample = summary.worst_sample
+        about = summary.reason
+        if sample is not None:
+            label = column.labels[column.samples.index(sample)]
+            about = f"sample #{sample}"
+            about += "" if label is None else f", {class_name(label, class_names)}"
+        found.append(
+            card(
+                "Most exposed sample",
+                decibels(summary.worst),
+                about,
+                level=psnr_level(summary.worst),
+                picture=pictures.get(-1 if sample is None else sample, ""),
+            )
+        )
+        change = "one probe so far"
+        if headline.probes > 1:
+            change = "no comparison with the first probe"
+        if math.isfinite(headline.change):
+            direction = "more" if headline.change > 0 else "less"
+            change = (
+                f"{abs(headline.change):.1f} dB {direction} than at the first probe"
+            )
+        found.append(
+            card(
+                "Typical sample (median)",
+                decibels(summary.median),
+                change,
+                level=psnr_level(summary.median),
+            )
+        )
+        unknown = summary.count - summary.used
+        found.append(
+            card(
+                f"Over {CLEARLY_ABOVE:.0f} dB",
+                f"{headline.clearly} of {summary.used}"
+                if summary.used
+                else "not known",
+                "samples clearly recognisable"
+                + (f"; {unknown} not known" if unknown else ""),
+                level="" if summary.used else "unknown",
+            )
+        )
+        if headline.peak_moment is not None:
+            found.append(
+                card(
+                    "Worst moment",
+                    decibels(headline.peak),
+                    f"most exposed sample, {moment_words(headline.peak_moment)}",
+                    level=psnr_level(headline.peak),
+                )
+            )
+    found.extend(_time_card(table))
+    return f'<div class="cards">{"".join(found)}</div>' if found else ""
+
+
+def strip(headline: Headline | None, class_names: Sequence[str] | None) -> str:
+    """Return the strip on which every sample is a dot on the decibel scale."""
+    if headline is None or not headline.summary.used:
+        return ""
+    column = headline.column
+    usable = column.usable
+    finite = column.values[usable & np.isfinite(column.values)]
+    low, high = 5.0, 35.0
+    if finite.size:
+        low = max(min(low, math.floor(float(finite.min()) / 5) * 5), -10.0)
+        high = min(max(high, math.ceil(float(finite.max()) / 5) * 5), 80.0)
+
+    def place(value: float) -> float:
+        return 100.0 * (min(max(value, low), high) - low) / (high - low)
+
+    dots = "".join(
+        f'<i style="left:{place(float(value)):.2f}%;top:{12 + 11 * (turn % 3)}px" '
+        f'title="#{sample}, {esc(class_name(label, class_names))}: '
+        f'{decibels(float(value))}"></i>'
+        for turn, (value, sample, label, ok) in enumerate(
+            zip(column.values, column.samples, column.labels, usable, strict=True)
+        )
+        if ok
+    )
+    ends = [0.0, place(HARDLY_BELOW), place(CLEARLY_ABOVE), 100.0]
+    zones = "".join(
+        f'<span class="z-{level}" style="width:{right - left:.2f}%"></span>'
+        for level, left, right in zip(
+            ("low", "middle", "high"), ends[:-1], ends[1:], strict=True
+        )
+    )
+    marks = "".join(
+        f'<span style="left:{place(mark):.2f}%">{mark:.0f} dB</span>'
+        for mark in (HARDLY_BELOW, CLEARLY_ABOVE)
+    )
+    median = place(headline.summary.median)
+    return (
+        '<div class="panel"><div class="head"><div><h3>All watched samples on the '
+        f'scale of predicted PSNR</h3><p class="sub">{low:.0f} to {high:.0f} dB, '
+        "each dot is a sample, the bar is the median; further right = more exposed"
+        '</p></div></div><div class="strip"><div class="band">'
+        f'{zones}{dots}<b style="left:{median:.2f}%" title="median"></b></div>'
+        f'<div class="scale">{marks}</div></div><div class="legend">'
+        f'<span>below {HARDLY_BELOW:.0f} dB: <em class="low">hardly recognisable</em>'
+        f'</span><span>between: <em class="middle">partly recognisable</em></span>'
+        f'<span>above {CLEARLY_ABOVE:.0f} dB: <em class="high">clearly recognisable'
+        "</em></span><span>rules of thumb for small natural pictures</span></div></div>"
+    )
+
+
+def notices(table: LedgerTable, problems: Iterable[str], *, private: bool) -> str:
+    """Return warnings: unknown values, unreadable files, private pictures."""
+    found: list[str] = []
+    counts: Counter[str] = Counter()
+    total = 0
+    last = table.moments[-1] if table.moments else None
+    for (moment, _), column in table.columns.items():
+        if moment == last:
+            counts.update(count_excluded(column))
+            total += len(column.samples)
+    if counts:
+        found.append(
+            f"<strong>{sum(counts.values())} of {total} values at the last probe are "
+            f"not known</strong> ({esc(describe_counts(counts))}). They are left out "
+            "of every summary and are marked in the table of samples; a value that is "
+            "not known is not a safe value."
+        )
+    broken = [
+        f"{name}, {moment_words(moment)}: {status_word(row.status)}"
+        + (f" ({status_reason(row.status)})" if status_reason(row.status) else "")
+        for (moment, name), row in sorted(table.run_level.items())
+        if status_word(row.status) not in ("ok", "estimated")
+    ]
+    if broken:
+        found.append("<strong>Some probes report trouble.</strong>" + _list(broken))
+    sentences = list(problems)
+    if sentences:
+        found.append(
+            "<strong>Part of the record could not be read</strong> and is missing here."
+            + _list(sentences)
+        )
+    if private:
+        found.append(
+            "<strong>This file holds pictures of training data.</strong> Treat it as "
+            "you treat the data; nothing in it was sent anywhere."
+        )
+    return "".join(f'<div class="notice">{content}</div>' for content in found)
+
+
+def _list(sentences: Sequence[str], most: int = 8) -> str:
+    items = "".join(f"<li>{esc(sentence)}</li>" for sentence in sentences[:most])
+    more = len(sentences) - most
+    return f"<ul>{items}{f'<li>and {more} more</li>' if more > 0 else ''}</ul>"
+
+
+def _time_card(table: LedgerTable) -> list[str]:
+    seconds = [
+        row.value
+        for (_, name), row in table.run_level.items()
+        if name == "seconds" and row.usable
+    ]
+    shares = [
+        row.value
+        for (_, name), row in sorted(table.run_level.items())
+        if name == "time_fraction" and row.usable
+    ]
+    if not seconds:
+        return []
+    total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
+    if not shares:
+        return [card("Cost of watching", total, "share of training not recorded")]
+    return [card("Cost of watching", f"{shares[-1]:.1%}", f"of training time; {total}")]

@@ -1,0 +1,235 @@
+"""Tables of classes and quantities, the limits of the scores, and the run itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from leakwatch.reporting.aggregates import Spread, spread_of_classes, summarize_classes
+from leakwatch.reporting.markup import esc, table
+from leakwatch.reporting.plotting import ordered
+from leakwatch.reporting.quantities import Quantity, class_name, describe
+from leakwatch.reporting.table import LedgerTable
+from leakwatch.reporting.words import moment_words, number
+
+LIMITS: Final = (
+    (
+        "Predictions, not attacks.",
+        "The scores replace the network by its linearisation at each sample and speak "
+        "of a worst-case attacker who is already close to the answer. An attack from a "
+        "random start often does far worse; far from the sample the linearisation "
+        "itself can be wrong. An audit, which runs the attack, tells them apart.",
+    ),
+    (
+        "The prior is Gaussian.",
+        "i2f_bayes is the best error for a Gaussian prior with the mean and variance "
+        "of the data. An attacker with a sharper prior, such as a good generator of "
+        "such pictures, can do better than predicted.",
+    ),
+    (
+        "One sample per gradient.",
+        "Each number speaks of the gradient of a single sample. A gradient over a "
+        "batch, or an update over several steps, mixes samples and is usually harder "
+        "to invert; that is not measured here.",
+    ),
+    (
+        "One noise level.",
+        "Predictions hold for the noise written under “About this run”, whether or not "
+        "training adds it. If the loss of a sample falls its gradient shrinks too, and "
+        "the same noise hides more: read grad_norm and loss beside every fall.",
+    ),
+    (
+        "LAVP's direction is a hypothesis.",
+        "That a larger LAVP value means less exposure is its paper's claim about "
+        "attacks; it depends on network and attack, and audits test it.",
+    ),
+    (
+        "The watched samples only.",
+        "Samples that are not watched can be more exposed than the most exposed one "
+        "here.",
+    ),
+    (
+        "PSNR is not recognition.",
+        "It compares pixels. The lines at 15 and 25 dB are rules of thumb: a face can "
+        "be recognised below them and a texture not above.",
+    ),
+    (
+        "Unknown is not safe.",
+        "A value marked unresolved, not converged, not computed, undefined or failed "
+        "says nothing about the exposure of its sample.",
+    ),
+)
+
+
+def limits() -> str:
+    """Return what the numbers do not say."""
+    items = "".join(
+        f"<li><strong>{esc(title)}</strong> {esc(text)}</li>" for title, text in LIMITS
+    )
+    return f'<ul class="limits">{items}</ul>'
+
+
+def fairness_table(
+    ledger: LedgerTable,
+    quantities: Mapping[str, Quantity],
+    class_names: Sequence[str] | None,
+) -> str:
+    """Return how unequally classes are exposed, one row per quantity."""
+    rows: list[str] = []
+    for name in ordered(ledger.quantities):
+        found = ledger.last(name)
+        quantity = describe(name, quantities)
+        classes = summarize_classes(found[1]) if found else []
+        if found and len(classes) > 1:
+            spread = spread_of_classes(classes, quantity)
+            rows.append(_fairness_row(quantity, spread, class_names))
+    if not rows:
+        return ""
+    head = ['<th scope="col">quantity</th>']
+    head += [
+        f'<th scope="col"{kind}>{title}<small>{note}</small></th>'
+        for title, note, kind in (
+            ("most exposed", "class", ""),
+            ("least exposed", "class", ""),
+            ("difference", "highest − lowest mean", ' class="num"'),
+            ("ratio", "highest : lowest mean", ' class="num"'),
+            ("Gini", "0 = all equal", ' class="num"'),
+            ("remark", "", ""),
+        )
+    ]
+    intro = (
+        '<p class="soft">Are some classes more exposed than others? Compared are the '
+        "class means at the latest probe; classes without a usable value are left "
+        "out.</p>"
+    )
+    return intro + table(head, rows, "Differences between classes")
+
+
+def class_table(
+    ledger: LedgerTable,
+    quantities: Mapping[str, Quantity],
+    class_names: Sequence[str] | None,
+) -> str:
+    """Return mean and median per class for the first quantity, folded away."""
+    name = next(iter(ordered(ledger.quantities)), None)
+    found = ledger.last(name) if name else None
+    classes = summarize_classes(found[1]) if found else []
+    if name is None or found is None or not classes:
+        return ""
+    quantity = describe(name, quantities)
+    rows = [
+        f'<tr><td data-sort="{esc(class_name(row.label, class_names))}">'
+        f"{esc(class_name(row.label, class_names))}</td>"
+        f'<td class="num" data-sort="{row.used}">{row.used} of {row.count}</td>'
+        + "".join(_number_cell(value, row.reason) for value in (row.mean, row.median))
+        + "</tr>"
+        for row in classes
+    ]
+    unit = f"<small>{esc(quantity.unit)}</small>" if quantity.unit else ""
+    head = [
+        '<th scope="col" data-kind="text"><button type="button">class</button></th>',
+        *(
+            f'<th scope="col" class="num" data-kind="number">'
+            f'<button type="button">{title}</button>{note}</th>'
+            for title, note in (("samples", ""), ("mean", unit), ("median", unit))
+        ),
+    ]
+    return (
+        f"<details><summary>{esc(quantity.name)} by class as a table, "
+        f"{moment_words(found[0])}</summary>"
+        + table(head, rows, "Classes", sortable=True)
+        + "</details>"
+    )
+
+
+def glossary(ledger: LedgerTable, quantities: Mapping[str, Quantity]) -> str:
+    """Return what each recorded quantity means."""
+    run_level = dict.fromkeys(name for _, name in ledger.run_level)
+    rows = []
+    for name in dict.fromkeys([*ordered(ledger.quantities), *run_level]):
+        quantity = describe(name, quantities)
+        meaning = quantity.meaning or "no description recorded with this run"
+        rows.append(
+            f'<tr><td class="mono">{esc(name)}</td>'
+            f'<td class="text">{esc(meaning)}</td>'
+            f"<td>{esc(quantity.unit or 'none')}</td>"
+            f"<td>{esc(quantity.direction or 'none')}</td>"
+            f"<td>{esc(quantity.source or 'none')}</td></tr>"
+        )
+    titles = ("quantity", "meaning", "unit", "direction", "source")
+    head = [f'<th scope="col">{title}</th>' for title in titles]
+    return table(head, rows, "Glossary") if rows else ""
+
+
+def about(metadata: Mapping[str, Any], ledger: LedgerTable) -> str:
+    """Return the run's metadata as a table of keys and values."""
+    rows = [
+        f'<tr><td class="mono">{esc(key)}</td><td class="text">{esc(value)}</td></tr>'
+        for key, value in _flatten(
+            {
+                "probes": len(ledger.moments),
+                **{
+                    key: value
+                    for key, value in metadata.items()
+                    if key not in ("quantities", "class_names")
+                },
+            }
+        )
+    ]
+    return table(
+        ['<th scope="col">entry</th>', '<th scope="col">value</th>'], rows, "Run"
+    )
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found.extend(_flatten(value, f"{name}."))
+        elif isinstance(value, list | tuple):
+            words = ", ".join(str(item) for item in value[:40])
+            more = f", … ({len(value)} entries)" if len(value) > 40 else ""
+            found.append((name, words + more or "none"))
+        else:
+            found.append((name, "none" if value in (None, "", {}) else str(value)))
+    return found
+
+
+def _fairness_row(
+    quantity: Quantity, spread: Spread, class_names: Sequence[str] | None
+) -> str:
+    ends = [spread.highest, spread.lowest]
+    remark = spread.reason
+    if quantity.sign < 0:
+        ends.reverse()
+    names = [
+        "not known" if label is None else class_name(label, class_names)
+        for label in ends
+    ]
+    if quantity.sign == 0 and spread.highest is not None:
+        names = [f"{names[0]} (highest)", f"{names[1]} (lowest)"]
+        remark = "; ".join(filter(None, (remark, "direction not known")))
+    cells = [_number_cell(spread.difference, spread.reason)]
+    cells += [
+        _number_cell(value, spread.reason) for value in (spread.ratio, spread.gini)
+    ]
+    return (
+        f'<tr><td class="mono">{esc(quantity.name)}</td>'
+        f'<td class="name">{esc(names[0])}</td>'
+        f'<td class="name">{esc(names[1])}</td>{"".join(cells)}'
+        f'<td class="soft remark">{esc(remark)}</td></tr>'
+    )
+
+
+def _number_cell(value: float, reason: str) -> str:
+    if math.isnan(value):
+        word = "undefined" if reason.startswith(("undefined", "ratio")) else "not known"
+        kind = "about" if "decibels" in reason else "bad"
+        return (
+            f'<td class="num" data-sort=""><span class="{kind}" title="{esc(reason)}">'
+            f"{word}</span></td>"
+        )
+    sort = repr(value).replace("inf", "Infinity")
+    return f'<td class="num" data-sort="{sort}">{esc(number(value))}</td>'

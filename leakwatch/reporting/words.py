@@ -1,0 +1,100 @@
+"""Numbers and moments in words that a reader without the papers understands."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from leakwatch.reporting.table import Moment
+
+HARDLY_BELOW: Final = 15.0
+"""dB; rule of thumb: below it a picture is hardly recognisable."""
+
+CLEARLY_ABOVE: Final = 25.0
+"""dB; rule of thumb: above it a picture is clearly recognisable."""
+
+
+def psnr_words(psnr: float) -> str:
+    """Say what a predicted PSNR (dB) means to the eye; a rule of thumb.
+
+    Example:
+        >>> psnr_words(12.0), psnr_words(18.0), psnr_words(31.0)
+        ('hardly recognisable', 'partly recognisable', 'clearly recognisable')
+        >>> psnr_words(float("nan"))
+        'not known'
+    """
+    if math.isnan(psnr):
+        return "not known"
+    if psnr < HARDLY_BELOW:
+        return "hardly recognisable"
+    if psnr > CLEARLY_ABOVE:
+        return "clearly recognisable"
+    return "partly recognisable"
+
+
+def psnr_level(psnr: float) -> str:
+    """Return ``low``, ``middle``, ``high`` or ``unknown``, for colours."""
+    return {
+        "hardly recognisable": "low",
+        "partly recognisable": "middle",
+        "clearly recognisable": "high",
+    }.get(psnr_words(psnr), "unknown")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Write a number with ``digits`` significant digits.
+
+    Example:
+        >>> number(1234.5), number(0.00001234), number(21.0), number(0.0)
+        ('1230', '1.23e-05', '21.0', '0')
+        >>> number(float("inf")), number(float("nan"))
+        ('∞', 'not a number')
+    """
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0.0:
+        return "0"
+    exponent = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    if -4 <= exponent < 6:
+        text = f"{float(f'{value:.{digits - 1}e}'):.{max(digits - 1 - exponent, 0)}f}"
+    else:
+        text = f"{value:.{digits - 1}e}"
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def count(number_of: int, noun: str) -> str:
+    """Write a count with its noun, whose plural takes an s.
+
+    Example:
+        >>> count(1, "probe"), count(3, "probe")
+        ('1 probe', '3 probes')
+    """
+    return f"{number_of} {noun}" + ("" if number_of == 1 else "s")
+
+
+def decibels(value: float) -> str:
+    """Write a PSNR with one decimal.
+
+    Example:
+        >>> decibels(21.26), decibels(float("nan"))
+        ('21.3 dB', 'not known')
+    """
+    if math.isnan(value):
+        return "not known"
+    if math.isinf(value):
+        return number(value) + " dB"
+    return f"{value:.1f} dB".replace("-", "−")
+
+
+def moment_words(moment: Moment) -> str:
+    """Say when a probe was taken.
+
+    Example:
+        >>> moment_words(Moment(0, 0)), moment_words(Moment(3, 120))
+        ('before training', 'after epoch 3')
+    """
+    if moment.epoch == 0:
+        return "before training" if moment.step == 0 else f"at step {moment.step}"
+    return f"after epoch {moment.epoch}"

@@ -1,0 +1,24 @@
+"""Scores: how exposed a sample is, without attacking it."""
+
+from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
+from leakwatch.scores.api import evaluate, score
+from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.registry import Score, available, get, groups, register, resolve
+from leakwatch.scores.result import STATUS_WORDS, ScoreResult, Status, Value
+
+__all__ = [
+    "STATUS_WORDS",
+    "Evidence",
+    "ScoreResult",
+    "Score",
+    "Settings",
+    "Status",
+    "Value",
+    "available",
+    "evaluate",
+    "get",
+    "groups",
+    "register",
+    "resolve",
+    "score",
+]

@@ -1,0 +1,106 @@
+"""LAVP: eigenvalues of the gradient-matching Hessian at the true input.
+
+Hong et al., "Foreseeing Reconstruction Quality of Gradient Inversion: An Optimization
+Perspective", AAAI 2024. The paper's claim is that a large eigenvalue makes matching
+ill-conditioned and the sample less exposed. It is a hypothesis about optimisers that
+start far away; measure it with an attack before relying on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.registry import Need, Score, register
+from leakwatch.scores.result import Value
+
+
+def lavp_l2_max(evidence: Evidence, settings: Settings) -> Value:
+    """λ_1 of H = JᵀJ (Theorem 3)."""
+    return evidence.lambda_max
+
+
+def lavp_l2_min(evidence: Evidence, settings: Settings) -> Value:
+    """λ_{d_x} of H = JᵀJ (Theorem 3)."""
+    return evidence.lambda_min
+
+
+def lavp_cos_max(evidence: Evidence, settings: Settings) -> Value:
+    """Largest eigenvalue of Jᵀ(I − ĝĝᵀ)J/‖g‖² (Theorem 4)."""
+    return evidence.cos_max
+
+
+def lavp_cos_min(evidence: Evidence, settings: Settings) -> Value:
+    """Smallest eigenvalue of Jᵀ(I − ĝĝᵀ)J/‖g‖² (Theorem 4)."""
+    return evidence.cos_min
+
+
+def lavp_fusion(evidence: Evidence, settings: Settings) -> Value:
+    """√(lavp_l2_max · lavp_cos_min), the loss-agnostic score (Table 3)."""
+    parts = (evidence.lambda_max, evidence.cos_min)
+    number = math.sqrt(max(parts[0].number, 0.0)) * math.sqrt(
+        max(parts[1].number, 0.0)
+    )
+    for part in parts:
+        if not part.status.usable:
+            return Value(number, part.status)
+    return Value(number)
+
+
+def _score(
+    compute: Callable[[Evidence, Settings], Value],
+    needs: set[Need],
+    unit: str,
+    meaning: str,
+    where: str,
+) -> None:
+    register(
+        Score(
+            name=compute.__name__,
+            compute=compute,
+            needs=frozenset(needs),
+            unit=unit,
+            direction="higher = less exposed",
+            meaning=meaning,
+            source=f"LAVP, Hong et al., AAAI 2024, {where}",
+        ),
+        "lavp",
+    )
+
+
+_score(
+    lavp_l2_max,
+    {"lambda_max"},
+    "gradient² / pixel²",
+    "Steepest curvature of L2 gradient matching at the true image.",
+    "Theorem 3",
+)
+_score(
+    lavp_l2_min,
+    {"lambda_min"},
+    "gradient² / pixel²",
+    "Flattest curvature of L2 gradient matching at the true image.",
+    "Theorem 3",
+)
+_score(
+    lavp_cos_max,
+    {"lambda_max", "cosine"},
+    "1 / pixel²",
+    "Steepest curvature of cosine gradient matching at the true image.",
+    "Theorem 4",
+)
+_score(
+    lavp_cos_min,
+    {"lambda_min", "cosine"},
+    "1 / pixel²",
+    "Flattest curvature of cosine gradient matching at the true image.",
+    "Theorem 4",
+)
+_score(
+    lavp_fusion,
+    {"lambda_max", "lambda_min", "cosine"},
+    "gradient / pixel²",
+    "Geometric mean of lavp_l2_max and lavp_cos_min, for an unknown matching loss.",
+    "Table 3",
+)

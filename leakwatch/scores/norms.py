@@ -1,0 +1,67 @@
+"""Loss and norms: the baselines that every other score should beat."""
+
+from __future__ import annotations
+
+import math
+
+from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.registry import Score, register
+from leakwatch.scores.result import Value
+
+
+def grad_norm(evidence: Evidence, settings: Settings) -> Value:
+    """‖g‖, the norm of the sample's gradient."""
+    return evidence.grad_norm
+
+
+def loss(evidence: Evidence, settings: Settings) -> Value:
+    """The sample's own loss; a confident sample shares a small gradient."""
+    return evidence.loss
+
+
+def jacobian_norm(evidence: Evidence, settings: Settings) -> Value:
+    """‖J‖_F = √Σλ_i (Mo et al. 2021)."""
+    return root(evidence.trace)
+
+
+def root(value: Value) -> Value:
+    """√ of a value that can't be negative, with the same status."""
+    return Value(math.sqrt(max(value.number, 0.0)), value.status)
+
+
+register(
+    Score(
+        name="grad_norm",
+        compute=grad_norm,
+        needs=frozenset(),
+        unit="gradient",
+        direction="higher = more exposed",
+        meaning="Norm of the sample's gradient; near zero nothing can be matched.",
+        source="common heuristic, e.g. Geiping et al. 2020; a baseline",
+    ),
+    "norms",
+)
+register(
+    Score(
+        name="jacobian_norm",
+        compute=jacobian_norm,
+        needs=frozenset({"trace"}),
+        unit="gradient / pixel",
+        direction="higher = more exposed",
+        meaning="How strongly the gradient reacts to the image over all directions.",
+        source="Mo et al. 2021 (EuroS&P), sensitivity; a baseline",
+    ),
+    "norms",
+)
+register(
+    Score(
+        name="loss",
+        compute=loss,
+        needs=frozenset(),
+        unit="nat",
+        direction="higher = more exposed",
+        meaning="Loss of the sample; late in training it and the gradient vanish.",
+        source="a baseline",
+    ),
+    "norms",
+)

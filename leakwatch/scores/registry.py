@@ -1,0 +1,125 @@
+"""All scores by name: one small file per family, one line per score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.result import Value
+
+#: What a score may need to be measured.
+Need: TypeAlias = Literal[
+    "lambda_max", "lambda_min", "cosine", "trace", "spectrum", "noise"
+]
+Direction: TypeAlias = Literal["higher = more exposed", "higher = less exposed"]
+
+
+@final
+@dataclass(frozen=True)
+class Score:
+    """One score.
+
+    Attributes:
+        name: key in results, ledger and logs.
+        compute: the number from what was measured about a sample.
+        needs: what has to be measured.
+        unit: in words.
+        direction: which end means more exposure, so which end is the worst sample.
+        meaning: one sentence for people who have not read the papers.
+        source: paper and equation.
+    """
+
+    name: str
+    compute: Callable[[Evidence, Settings], Value]
+    needs: frozenset[Need]
+    unit: str
+    direction: Direction
+    meaning: str
+    source: str
+
+
+_SCORES: dict[str, Score] = {}
+_GROUPS: dict[str, list[str]] = {}
+
+
+def register(score: Score, *groups: str) -> Score:
+    """Adds a score under its name and to groups that can be asked for as one.
+
+    Args:
+        score: the score.
+        groups: names of groups, such as ``"lavp"``.
+
+    Returns:
+        The same score.
+
+    Raises:
+        ValueError: if the name is taken, by a score or a group.
+    """
+    if score.name in _SCORES or (score.name in _GROUPS and score.name not in groups):
+        raise ValueError(f"a score or group named {score.name!r} is registered already")
+    _SCORES[score.name] = score
+    for group in groups:
+        _GROUPS.setdefault(group, []).append(score.name)
+    return score
+
+
+def available() -> tuple[str, ...]:
+    """Names of all registered scores."""
+    return tuple(_SCORES)
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Group name → names of its scores."""
+    return {name: tuple(members) for name, members in _GROUPS.items()}
+
+
+def get(name: str) -> Score:
+    """The score of that name.
+
+    Raises:
+        ValueError: if there is none; lists those that there are.
+    """
+    return resolve([name])[0] if name in _SCORES else _unknown(name)
+
+
+def resolve(names: str | Iterable[str]) -> tuple[Score, ...]:
+    """Scores for a list of score and group names, in order, without repetition.
+
+    Args:
+        names: for instance ``["lavp", "i2f_bayes"]``; a group name stands for all of
+            its scores.
+
+    Returns:
+        The scores.
+
+    Raises:
+        ValueError: for an unknown or empty list; names what can be asked for.
+
+    Example:
+        >>> [s.name for s in resolve(["grad_norm", "norms"])]
+        ['grad_norm', 'jacobian_norm']
+    """
+    wanted = [names] if isinstance(names, str) else list(names)
+    if not wanted:
+        raise ValueError(f"no score asked for; choose from {_choices()}")
+    found: dict[str, Score] = {}
+    for name in wanted:
+        if name in _GROUPS:
+            found.update((member, _SCORES[member]) for member in _GROUPS[name])
+        elif name in _SCORES:
+            found[name] = _SCORES[name]
+        else:
+            _unknown(name)
+    return tuple(found.values())
+
+
+def _unknown(name: object) -> Score:
+    raise ValueError(f"unknown score {name!r}; choose from {_choices()}")
+
+
+def _choices() -> str:
+    return (
+        f"groups {', '.join(sorted(_GROUPS))} or scores {', '.join(sorted(_SCORES))}"
+    )

@@ -1,0 +1,256 @@
+"""What a solver needs from H: products with one vector per sample, and no more."""
+
+from __future__ import annotations
+
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+ASYMMETRY = 1e3
+"""Largest |a_ij − a_ji| that counts as rounding, in units of eps · max|a|."""
+
+
+@runtime_checkable
+class SymmetricOperator(Protocol):
+    """A batch of symmetric n×n operators, one per sample, known by their products.
+
+    Positive semi-definite operators are what the solvers are for; indefinite ones work
+    too, with "largest" meaning algebraically largest (see `power` for its exception).
+    An operator may also have a method ``dense()`` that returns (batch, n, n); the
+    exact solver then calls it instead of forming the matrix column by column.
+    """
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+
+    @property
+    def size(self) -> int:
+        """Number of rows n."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products: float32 or float64."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the products are computed."""
+
+    def matvec(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """Return H v, sample by sample.
+
+        Args:
+            v: one vector per sample, in the operator's dtype and device.
+            active: samples whose product is wanted, all when None; the other rows may
+                be skipped, and whatever is returned there is ignored.
+        """
+
+
+@final
+class DenseOperator:
+    """Symmetric matrices as an operator.
+
+    Args:
+        matrices: (batch, n, n), float32 or float64. Not copied.
+
+    Raises:
+        ValueError: not square, not float32 or float64, not finite, or not symmetric
+            to rounding.
+    """
+
+    def __init__(self, matrices: Float[Tensor, "batch n n"]) -> None:
+        check_matrices(matrices)
+        finite = finite_samples(matrices)
+        if not bool(finite.all()):
+            bad = (~finite).nonzero().flatten().tolist()
+            raise ValueError(
+                f"matrices of samples {bad} hold NaN or infinity, expected finite "
+                "values; remove those samples, or use exact(), which sets them apart"
+            )
+        check_symmetry(matrices)
+        self._matrices = matrices.detach()
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return self._matrices.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Number of rows n."""
+        return self._matrices.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products."""
+        return self._matrices.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrices are."""
+        return self._matrices.device
+
+    def matvec(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """Return H v, zero for inactive samples."""
+        product = torch.bmm(self._matrices, v.unsqueeze(2)).squeeze(2)
+        if active is None:
+            return product
+        return torch.where(active[:, None], product, 0.0)
+
+    def dense(self) -> Float[Tensor, "batch n n"]:
+        """Return the matrices."""
+        return self._matrices
+
+
+def as_operator(a: Tensor | SymmetricOperator) -> SymmetricOperator:
+    """Return ``a`` as an operator.
+
+    Args:
+        a: an operator, or a tensor of shape (n, n) or (batch, n, n).
+
+    Returns:
+        ``a`` itself, or a `DenseOperator`; a single matrix is a batch of one.
+
+    Raises:
+        TypeError: neither a tensor nor an operator.
+        ValueError: a tensor that is not square, float, finite and symmetric.
+
+    Example:
+        >>> import torch
+        >>> as_operator(torch.eye(3)).matvec(torch.ones(1, 3)).tolist()
+        [[1.0, 1.0, 1.0]]
+    """
+    if isinstance(a, Tensor):
+        return DenseOperator(as_batch(a))
+    if not isinstance(a, SymmetricOperator):
+        raise TypeError(
+            f"got {type(a).__name__}, expected a tensor (n, n) or (batch, n, n), or an "
+            "object with batch_size, size, dtype, device and matvec(v, active)"
+        )
+    if a.batch_size < 1 or a.size < 1:
+        raise ValueError(
+            f"operator has batch_size {a.batch_size} and size {a.size}, expected at "
+            "least 1 of each; leave empty batches out"
+        )
+    check_dtype(a.dtype)
+    return a
+
+
+def as_batch(a: Tensor) -> Tensor:
+    """Return a matrix or a batch of matrices as a batch."""
+    return a.unsqueeze(0) if a.ndim == 2 else a
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``dtype`` is float32 or float64."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"operator has dtype {dtype}, expected torch.float32 or torch.float64; "
+            "convert it with .float() or .double()"
+        )
+
+
+def check_matrices(matrices: Tensor) -> None:
+    """Raise ValueError unless shape and dtype are those of a batch of matrices."""
+    shape = tuple(matrices.shape)
+    if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
+        raise ValueError(
+            f"got a tensor of shape {shape}, expected square matrices (n, n) or "
+            "(batch, n, n), none empty; for a Jacobian J pass J.mT @ J"
+        )
+    check_dtype(matrices.dtype)
+
+
+def check_symmetry(matrices: Tensor, samples: Tensor | None = None) -> None:
+    """Raise ValueError where a matrix differs from its transpose by more than rounding.
+
+    Args:
+        matrices: (batch, n, n).
+        samples: mask of the samples to check, all when None.
+    """
+    allowed_relative = ASYMMETRY * float(torch.finfo(matrices.dtype).eps)
+    # One sample at a time: the difference is as large as the matrix.
+    for i, matrix in enumerate(matrices):
+        if samples is not None and not bool(samples[i]):
+            continue
+        gap = float((matrix - matrix.mT).abs().amax())
+        allowed = allowed_relative * float(matrix.abs().amax())
+        if gap > allowed:
+            raise ValueError(
+                f"matrix of sample {i} is not symmetric: entries differ by up to "
+                f"{gap:.1e} from the transpose, expected at most {allowed:.1e}; pass "
+                "(a + a.mT) / 2 if that is what you mean"
+            )
+
+
+def finite_samples(matrices: Float[Tensor, "batch n n"]) -> Bool[Tensor, " batch"]:
+    """Return which matrices have neither NaN nor infinity."""
+    return torch.stack([torch.isfinite(matrix).all() for matrix in matrices])
+
+
+def product(
+    operator: SymmetricOperator,
+    v: Float[Tensor, "batch n"],
+    active: Bool[Tensor, " batch"],
+) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, " batch"]]:
+    """Multiply in the operator's arithmetic and return float64, with broken rows named.
+
+    Args:
+        operator: the operator.
+        v: float64, one vector per sample.
+        active: samples whose product is wanted.
+
+    Returns:
+        H v with rows of inactive and failed samples set to zero, and the mask of
+        samples whose product was not finite.
+
+    Raises:
+        ValueError: the product has another shape than ``v``.
+    """
+    out = operator.matvec(v.to(operator.dtype), active).detach()
+    if out.shape != v.shape:
+        raise ValueError(
+            f"matvec returned shape {tuple(out.shape)}, expected {tuple(v.shape)}: one "
+            "row per sample, zeros for inactive ones"
+        )
+    out = out.to(torch.float64)
+    failed = active & ~torch.isfinite(out).all(1)
+    # where, not a product with the mask: 0 · NaN is NaN.
+    return torch.where((active & ~failed)[:, None], out, 0.0), failed
+
+
+def norm(x: Tensor, dim: int = -1) -> Tensor:
+    """Return the Euclidean norm without over- or underflow of the squares.
+
+    H scales with the square of the loss, so entries of 1e-200 occur late in training.
+    """
+    peak = x.abs().amax(dim, keepdim=True)
+    unit = x / torch.where(peak > 0, peak, 1.0)
+    length: Tensor = torch.linalg.vector_norm(unit, dim=dim)
+    return length * peak.squeeze(dim)
+
+
+def random_vector(size: int, generator: torch.Generator) -> Float[Tensor, " n"]:
+    """Draw a float64 Gaussian vector from ``generator``, on the generator's device."""
+    return torch.randn(
+        size, generator=generator, device=generator.device, dtype=torch.float64
+    )
+
+
+def own_generator(generator: torch.Generator | None) -> torch.Generator:
+    """Return ``generator``, or a fresh one that is the same each time.
+
+    It lives on the CPU, so that a GPU run starts from the same vectors, and the global
+    random state is not touched: a monitor must not change the training it watches.
+    """
+    return torch.Generator().manual_seed(0) if generator is None else generator
