@@ -1,1 +1,54 @@
-"""Watch how much of each private sample its shared gradient gives away."""
+"""Watch how much of each private sample its shared gradient gives away.
+
+``leakwatch.score`` needs PyTorch only. The callbacks for Lightning are in
+:mod:`leakwatch.callbacks`, models and data sets in :mod:`leakwatch.models` and
+:mod:`leakwatch.datamodules`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leakwatch.gradients import GradientMap, UnsupportedModuleError
+    from leakwatch.jacobian import GradientJacobian
+    from leakwatch.losses import cross_entropy
+    from leakwatch.probes import ProbeSet
+    from leakwatch.scores import ScoreResult, Status, score
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GradientJacobian",
+    "GradientMap",
+    "ProbeSet",
+    "ScoreResult",
+    "Status",
+    "UnsupportedModuleError",
+    "__version__",
+    "cross_entropy",
+    "score",
+]
+
+# Imported at first use: `leakwatch --help` should not wait for PyTorch.
+_HOME = {
+    "GradientJacobian": "leakwatch.jacobian",
+    "GradientMap": "leakwatch.gradients",
+    "ProbeSet": "leakwatch.probes",
+    "ScoreResult": "leakwatch.scores",
+    "Status": "leakwatch.scores",
+    "UnsupportedModuleError": "leakwatch.gradients",
+    "cross_entropy": "leakwatch.losses",
+    "score": "leakwatch.scores",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'leakwatch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -71,7 +71,7 @@ def pulled(
     loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor, u: Tensor
 ) -> Tensor:
     """Jᵀ u, flat, by torch.func: ∇_x of the slope of ℓ along u."""
-    parts = u.split([p.numel() for p in at.shared.values()])
+    parts = torch.split(u, [p.numel() for p in at.shared.values()])
     towards = {
         name: part.view(p.shape)
         for (name, p), part in zip(at.shared.items(), parts, strict=True)
@@ -88,7 +88,7 @@ def pulled(
 
 
 def graph(loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor) -> Graph:
-    """g by autograd, with its graph."""
+    """The graph of g, by autograd."""
     leaf = x.detach().clone().requires_grad_()
     # A forward may renormalise its weights in place.
     shared = {k: p.detach().clone().requires_grad_() for k, p in at.shared.items()}

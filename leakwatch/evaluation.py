@@ -27,6 +27,7 @@ __all__ = [
     "check_module",
     "evaluating",
     "underlying",
+    "watches",
 ]
 
 Criterion: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -76,7 +77,7 @@ class SampleLoss(nn.Module):
         """The losses of a batch; plain attributes that it sets are put back."""
         kept = [(m.__dict__, dict(m.__dict__)) for m in self.modules()]
         try:
-            loss = self.criterion(self.module, x, y)
+            loss: object = self.criterion(self.module, x, y)
         finally:
             for attributes, before in kept:
                 _put_back(attributes, before)
@@ -147,19 +148,24 @@ def evaluating(
     Yields:
         Copies of the weights at this moment, in ``dtype``.
     """
-    with isolated_rng(), plain_arithmetic(device_type), _eager():
-        with as_evaluated(loss, dtype):
-            if any(isinstance(m, nn.RNNBase) for m in loss.modules()):
-                # cuDNN's recurrent layers have no second derivative;
-                # plain_arithmetic switches it on again.
-                torch.backends.cudnn.enabled = False
-            shared, fixed = {}, {}
-            for name, p in loss.named_parameters():
-                into = shared if p.requires_grad else fixed
-                into[name] = _cast(p.detach(), dtype).clone()
-            for name, b in loss.named_buffers():
-                fixed[name] = _cast(b.detach(), dtype)
-            yield Weights(shared, fixed)
+    with (
+        isolated_rng(),
+        plain_arithmetic(device_type),
+        _eager(),
+        as_evaluated(loss, dtype),
+    ):
+        if any(isinstance(m, nn.RNNBase) for m in loss.modules()):
+            # cuDNN's recurrent layers have no second derivative; plain_arithmetic
+            # switches it on again.
+            torch.backends.cudnn.enabled = False
+        shared: dict[str, Tensor] = {}
+        fixed: dict[str, Tensor] = {}
+        for name, p in loss.named_parameters():
+            into = shared if p.requires_grad else fixed
+            into[name] = _cast(p.detach(), dtype).clone()
+        for name, b in loss.named_buffers():
+            fixed[name] = _cast(b.detach(), dtype)
+        yield Weights(shared, fixed)
 
 
 @contextmanager
@@ -184,13 +190,13 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
             for registry in (getattr(m, kind) for kind in _HOOKS):
                 hooks.append((registry, dict(registry)))
                 for key, hook in hooks[-1][1].items():
-                    if _watches(hook):
+                    if watches(hook):
                         del registry[key]
             m.training = False
             if "_compiled_call_impl" in m.__dict__:  # set by Module.compile()
                 m.__dict__["_compiled_call_impl"] = None
             for name, value in kept[-1][1].items():
-                if dtype and isinstance(value, Tensor) and type(value) is Tensor:
+                if dtype and type(value) is Tensor:
                     m.__dict__[name] = _cast(value.detach(), dtype)
         yield
     finally:
@@ -246,7 +252,7 @@ def _eager() -> AbstractContextManager[object]:
     return eager
 
 
-def _watches(hook: Any) -> bool:
+def watches(hook: Any) -> bool:
     """Whether an experiment tracker's hook logs what it sees: not our evaluations."""
     while isinstance(hook, functools.partial):
         hook = hook.func

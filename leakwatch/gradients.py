@@ -9,34 +9,51 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.func import vmap
 
-from leakwatch.isolation import plain_arithmetic
+from leakwatch.derivatives import (
+    gradient,
+    graph,
+    pulled,
+    pulled_back,
+    pushed,
+    pushed_forward,
+)
+from leakwatch.evaluation import (
+    Criterion,
+    SampleLoss,
+    UnsupportedModuleError,
+    Weights,
+    as_evaluated,
+    check_module,
+    evaluating,
+    underlying,
+)
+from leakwatch.examination import Path, examine, out_of_memory
 from leakwatch.losses import classification_criterion
 
-_log = logging.getLogger(__name__)
+__all__ = [
+    "Criterion",
+    "GradientMap",
+    "Path",
+    "UnsupportedModuleError",
+    "Weights",
+    "check_samples",
+    "in_chunks",
+    "underlying",
+]
 
-Criterion: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
-Path: TypeAlias = Literal["auto", "vmap", "loop"]
+_log = logging.getLogger(__name__)
 
 # Tangents of all parameters for one chunk of samples stay below this.
 _CHUNK_BYTES = 256 * 2**20
 # Beyond this a chunk leaves the cache and gets slower per direction.
 _CHUNK_MOST = 392
-# The two ways of differentiating agree to rounding; a larger gap means that one of
-# them is wrong about this network.
-_AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
-
-
-class UnsupportedModuleError(RuntimeError):
-    """A module whose gradient can't be differentiated in the input, and why."""
 
 
 class GradientMap:
@@ -46,30 +63,46 @@ class GradientMap:
     each parameter that requires gradients, in the order of ``named_parameters()``;
     frozen parameters are not shared and do not count, unused ones give zeros, tied
     ones count once. Its Jacobian J = ∂g/∂x is d_θ × d_x. Products with J and Jᵀ are
-    exact derivatives (forward over reverse), never finite differences.
+    exact derivatives, never finite differences.
 
-    The network is evaluated as it is at inference: BatchNorm with running statistics,
-    dropout off, eager (also inside compiled modules), attention by its plain formula,
-    autocast off. The module itself is left as it was.
+    The network is evaluated as it is at inference, each sample alone: BatchNorm with
+    running statistics, dropout off, eager (also inside compiled modules), attention by
+    its plain formula, autocast off, trackers' hooks aside. The module itself, its
+    buffers and plain attributes, and the random streams are left as they were. g is
+    the gradient as autograd forms it, before hooks on parameters, clipping or noise.
 
-    Two paths give the same values: ``"vmap"``, batched over samples, and ``"loop"``,
-    sample by sample with double backward, for modules that ``torch.func`` can't
-    transform. ``"auto"`` tries the first, checks it against the second on one sample,
-    and says in one log line why it changed over.
+    Two paths give the same values: ``"vmap"``, batched over samples, forward over
+    reverse; and ``"loop"``, sample by sample with double backward, for modules that
+    ``torch.func`` can't transform. The first product examines the module on two
+    samples: both paths against each other, against a finite difference, and the
+    forward for what no derivative sees. What is wrong raises, what a reader should
+    know is logged once and kept in ``notes``.
 
     Args:
         module: the network; for the default criterion ``forward(x)`` gives logits.
         criterion: ``criterion(module, x, y)`` returns one loss per sample, shape
-            ``(batch,)``. Default: accurate cross-entropy of ``module(x)``.
+            ``(batch,)``. Default: accurate cross-entropy of ``module(x)``. A criterion
+            that is an ``nn.Module`` takes part with its own parameters, after those of
+            ``module``; tensors that it closes over are constants.
         dtype: arithmetic of every evaluation, float32 or float64, whatever the
             training precision.
-        path: ``"auto"``, ``"vmap"`` or ``"loop"``.
+        path: ``"vmap"``, ``"loop"``, or ``"auto"`` for the first that works.
         chunk_size: samples evaluated at once; default from the number of parameters.
             Halved and tried again when memory runs out. Results don't depend on it
             beyond rounding.
 
+    Attributes:
+        module: the eager module.
+        criterion: the criterion.
+        dtype: the arithmetic.
+        chunk_size: as given.
+
     Raises:
-        ValueError: for another dtype, path or chunk size, or no trainable parameter.
+        TypeError: if ``module`` is not an ``nn.Module``.
+        ValueError: for another dtype, path or chunk size, no trainable parameter,
+            complex parameters, or lazy modules.
+        UnsupportedModuleError: for scripted modules; by the first product, for modules
+            whose gradient can't be differentiated in the input.
 
     Example:
         >>> import torch
@@ -89,57 +122,133 @@ class GradientMap:
         path: Path = "auto",
         chunk_size: int | None = None,
     ) -> None:
-        if dtype not in _AGREEMENT:
+        if dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"dtype must be torch.float32 or torch.float64, got {dtype}: second "
                 f"derivatives in lower precision carry no usable digits."
             )
         if path not in ("auto", "vmap", "loop"):
             raise ValueError(f"path must be 'auto', 'vmap' or 'loop', got {path!r}.")
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
-        self.module = underlying(module)
-        self.criterion: Criterion = criterion or classification_criterion
+        given: object = chunk_size
+        if given is not None and not (isinstance(given, int) and given >= 1):
+            raise ValueError(
+                f"chunk_size must be None or an integer of at least 1, got "
+                f"{chunk_size!r}."
+            )
+        module = underlying(module)
+        check_module(module)
+        self.module = module
+        self.criterion = classification_criterion if criterion is None else criterion
         self.dtype = dtype
         self.chunk_size = chunk_size
-        self._loss = _Loss(self.module, self.criterion)
-        self._path: Path = path
-        _refuse_untrainable(self.module)
+        self._loss = SampleLoss(module, self.criterion)
+        self._path = path
+        self._resolved: Literal["vmap", "loop"] | None = None
+        self._notes: dict[str, None] = {}
 
     @property
     def path(self) -> Path:
         """``"vmap"`` or ``"loop"`` once known, ``"auto"`` before the first product."""
-        return self._path
+        return self._resolved or self._path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the first product found out that a reader of results should know."""
+        return tuple(self._notes)
 
     @property
     def size(self) -> int:
         """d_θ, the number of shared gradient entries."""
-        with _as_evaluated(self._loss):
-            return sum(
-                p.numel() for p in self._loss.parameters() if p.requires_grad
+        with as_evaluated(self._loss):
+            return sum(p.numel() for p in self._loss.parameters() if p.requires_grad)
+
+    def check(
+        self, x: Float[Tensor, "batch ..."], y: Shaped[Tensor, "batch ..."]
+    ) -> None:
+        """Validates inputs and labels, and runs the forward on up to two samples.
+
+        Cheap, with no derivative; what it lets pass can still turn out to be
+        unsupported at the first product.
+
+        Args:
+            x: network inputs.
+            y: labels.
+
+        Raises:
+            TypeError: if ``forward`` doesn't return one tensor of logits, or labels
+                are not integers (default criterion only).
+            ValueError: if inputs are not floating point or not finite, there is not
+                one label per sample, the logits have another shape than
+                ``(batch, classes)`` or a label lies outside of them (default criterion
+                only), the criterion doesn't return one loss per sample, or a loss is
+                not finite.
+        """
+        check_samples(x, y)
+        broken = ~torch.isfinite(x.detach()).reshape(len(x), -1).all(1)
+        if bool(broken.any()):
+            raise ValueError(
+                f"the input of sample {int(broken.nonzero()[0])} holds NaN or infinity."
             )
+        default = self.criterion is classification_criterion
+        if default and (y.is_floating_point() or y.is_complex()):
+            raise TypeError(
+                f"the default criterion needs integer class labels, got {y.dtype}; "
+                f"use y.long(), or pass a criterion for other targets."
+            )
+        classes: list[int] = []
+
+        def note(_: object, __: object, out: object) -> None:
+            if isinstance(out, Tensor) and out.ndim == 2:
+                classes.append(out.shape[1])
+
+        with self.evaluation(x) as at, torch.no_grad():
+            handle = self.module.register_forward_hook(note)
+            try:
+                first = zip(*self.prepared(x[:2], y[:2]), strict=True)
+                losses = [
+                    self.sample_loss(at.shared, at.fixed, xi, yi) for xi, yi in first
+                ]
+            finally:
+                handle.remove()
+        if default:
+            wrong = (y < 0) | (y >= classes[-1])
+            if bool(wrong.any()):
+                i = int(wrong.nonzero()[0])
+                raise ValueError(
+                    f"label {int(y[i])} of sample {i} is outside the network's "
+                    f"classes: its {classes[-1]} logits allow labels 0 to "
+                    f"{classes[-1] - 1}."
+                )
+        for i, loss in enumerate(losses):
+            if not bool(torch.isfinite(loss)):
+                raise ValueError(
+                    f"the loss of sample {i} is {float(loss)}; the weights hold NaN "
+                    f"or infinity, or the input is far from what the network expects."
+                )
 
     def losses(
-        self, x: Float[Tensor, "batch ..."], y: Int[Tensor, " batch"]
+        self, x: Float[Tensor, "batch ..."], y: Shaped[Tensor, "batch ..."]
     ) -> Float[Tensor, " batch"]:
         """The loss of each sample, shape ``(batch,)``, no graph."""
-        with self.evaluation(x) as at, torch.no_grad():
-            loss: Tensor = functional_call(
-                self._loss, (at.shared, at.fixed), (x.to(self.dtype).clone(), y)
-            )
-            return loss.detach().clone()
+
+        def single(at: Weights, xi: Tensor, yi: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self.sample_loss(at.shared, at.fixed, xi, yi)
+
+        return self._run(single, single, x, y)
 
     def __call__(
         self,
         x: Float[Tensor, "batch ..."],
-        y: Int[Tensor, " batch"],
+        y: Shaped[Tensor, "batch ..."],
         weight: Float[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch d_theta"]:
         """Per-sample gradients.
 
         Args:
             x: network inputs.
-            y: labels.
+            y: labels. With the default criterion, one outside the network's classes
+                gives NaN here; :meth:`check` raises.
             weight: factor on each sample's loss; a factor 1/‖g‖ keeps confident
                 samples inside the range of float32. Default 1.
 
@@ -147,18 +256,18 @@ class GradientMap:
             ``weight · g``, ``(batch, d_θ)``, in ``dtype``.
         """
 
-        def batched(at: Weights, xs: Tensor, ys: Tensor, ws: Tensor) -> Tensor:
-            return vmap(lambda a, b, w: self._gradient(at, a, b, w))(xs, ys, ws)
+        def batched(at: Weights, xi: Tensor, yi: Tensor, wi: Tensor) -> Tensor:
+            return gradient(self.sample_loss, at, xi, yi, wi)
 
         def single(at: Weights, xi: Tensor, yi: Tensor, wi: Tensor) -> Tensor:
-            return self._graph(at, xi, yi, wi)[1].detach()
+            return graph(self.sample_loss, at, xi, yi, wi)[1].detach()
 
         return self._run(batched, single, x, y, self._weight(x, weight))
 
     def jvp(
         self,
         x: Float[Tensor, "batch ..."],
-        y: Int[Tensor, " batch"],
+        y: Shaped[Tensor, "batch ..."],
         v: Float[Tensor, "batch d_x"],
         weight: Float[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch d_theta"]:
@@ -175,26 +284,23 @@ class GradientMap:
         """
 
         def batched(
-            at: Weights, xs: Tensor, ys: Tensor, ws: Tensor, vs: Tensor
+            at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, vi: Tensor
         ) -> Tensor:
-            def one(a: Tensor, b: Tensor, w: Tensor, d: Tensor) -> Tensor:
-                return _tangent(lambda q: self._gradient(at, q, b, w), a, d)
-
-            return vmap(one)(xs, ys, ws, vs)
+            return pushed(self.sample_loss, at, xi, yi, wi, vi.view_as(xi))
 
         def single(
             at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, vi: Tensor
         ) -> Tensor:
-            return _double_backward(self._graph(at, xi, yi, wi), vi[None])[0]
+            sample = graph(self.sample_loss, at, xi, yi, wi)
+            return pushed_forward(sample, vi.view_as(xi)[None])[0]
 
-        return self._run(
-            batched, single, x, y, self._weight(x, weight), v.view_as(x)
-        )
+        _check_rows("v", v, (len(x), x[:1].numel()))
+        return self._run(batched, single, x, y, self._weight(x, weight), v)
 
     def vjp(
         self,
         x: Float[Tensor, "batch ..."],
-        y: Int[Tensor, " batch"],
+        y: Shaped[Tensor, "batch ..."],
         u: Float[Tensor, "batch d_theta"],
         weight: Float[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch d_x"]:
@@ -211,37 +317,23 @@ class GradientMap:
         """
 
         def batched(
-            at: Weights, xs: Tensor, ys: Tensor, ws: Tensor, us: Tensor
+            at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, ui: Tensor
         ) -> Tensor:
-            def one(a: Tensor, b: Tensor, w: Tensor, d: Tensor) -> Tensor:
-                towards = _unflatten(d, at.shared)
-
-                def slope(q: Tensor) -> Tensor:
-                    along = jvp(
-                        lambda p: self.sample_loss(p, at.fixed, q, b, w),
-                        (at.shared,),
-                        (towards,),
-                    )
-                    out: Tensor = along[1]
-                    return out
-
-                out: Tensor = grad(slope)(a)
-                return out.reshape(-1)
-
-            return vmap(one)(xs, ys, ws, us)
+            return pulled(self.sample_loss, at, xi, yi, wi, ui)
 
         def single(
             at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, ui: Tensor
         ) -> Tensor:
-            leaf, g = self._graph(at, xi, yi, wi)
-            return _backward(g, leaf, ui).reshape(-1)
+            sample = graph(self.sample_loss, at, xi, yi, wi)
+            return pulled_back(sample, ui).reshape(-1)
 
+        _check_rows("u", u, (len(x), self.size))
         return self._run(batched, single, x, y, self._weight(x, weight), u)
 
     def dense(
         self,
-        x: Float[Tensor, "..."],
-        y: Int[Tensor, ""],
+        x: Float[Tensor, "*shape"],
+        y: Shaped[Tensor, "*target"],
         directions: Float[Tensor, "k d_x"],
         weight: Float[Tensor, ""] | None = None,
     ) -> Float[Tensor, "k d_theta"]:
@@ -259,20 +351,19 @@ class GradientMap:
         Returns:
             ``(k, d_θ)``.
         """
-        shape = x.shape
+        _check_rows("directions", directions, (len(directions), x.numel()))
         w = self._weight(x[None], None if weight is None else weight[None])[0]
-
-        def batched(at: Weights, vs: Tensor) -> Tensor:
-            return vmap(
-                lambda d: _tangent(lambda q: self._gradient(at, q, y, w), xi, d)
-            )(vs)
-
-        xi = x.detach().to(self.dtype)
-        vs = directions.to(self.dtype).view(-1, *x.shape)
         with self.evaluation(x) as at:
-            if self.resolve(at, xi[None], y[None]) == "loop":
-                return _double_backward(self._graph(at, xi, y, w), vs)
-            return in_chunks(lambda d: batched(at, d), (vs,), self.chunk(at))
+            xs, ys = self.prepared(x[None], y[None])
+            common = self.sample_loss, at, xs[0], ys[0], w
+            vs = directions.detach().to(xs).reshape(-1, *x.shape)
+            if self.resolve(at, xs, ys) == "loop":
+                return pushed_forward(graph(*common), vs)
+
+            def one(v: Tensor) -> Tensor:
+                return pushed(*common, v)
+
+            return in_chunks(vmap(one), (vs,), self.chunk(at))
 
     # -- one evaluation ------------------------------------------------------------
 
@@ -284,29 +375,19 @@ class GradientMap:
         y: Tensor,
         weight: Tensor | None = None,
     ) -> Tensor:
-        # The copy lets a forward write into its input.
-        loss: Tensor = functional_call(
-            self._loss, (shared, fixed), (x[None].clone(), y[None])
-        )
-        return loss[0] if weight is None else loss[0] * weight
+        """The loss of one sample, a differentiable function of weights and input.
 
-    def _gradient(
-        self, at: Weights, x: Tensor, y: Tensor, weight: Tensor | None = None
-    ) -> Tensor:
-        g = grad(self.sample_loss)(at.shared, at.fixed, x, y, weight)
-        return torch.cat([g[name].reshape(-1) for name in at.shared])
+        Args:
+            shared: parameters that require gradients, by name.
+            fixed: all other parameters and buffers.
+            x: one network input, without a batch dimension.
+            y: its label.
+            weight: factor on the loss.
 
-    def _graph(
-        self, at: Weights, x: Tensor, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The input as a leaf, and g as a differentiable function of it."""
-        leaf = x.detach().clone().requires_grad_()
-        shared = {k: p.detach().requires_grad_() for k, p in at.shared.items()}
-        loss = self.sample_loss(shared, at.fixed, leaf, y, weight)
-        g = torch.autograd.grad(
-            loss, list(shared.values()), create_graph=True, materialize_grads=True
-        )
-        return leaf, torch.cat([part.reshape(-1) for part in g])
+        Returns:
+            A scalar.
+        """
+        return self._loss.sample(shared, fixed, x, y, weight)
 
     @contextmanager
     def evaluation(self, x: Tensor) -> Iterator[Weights]:
@@ -321,20 +402,70 @@ class GradientMap:
         Raises:
             ValueError: if ``x`` is not floating point.
         """
-        _refuse_bad_input(x)
-        with plain_arithmetic(x.device.type), _as_evaluated(self._loss):
-            shared, fixed = {}, {}
-            for name, p in self._loss.named_parameters():
-                into = shared if p.requires_grad else fixed
-                into[name] = _cast(p.detach(), self.dtype)
-            for name, b in self._loss.named_buffers():
-                fixed[name] = _cast(b.detach(), self.dtype).clone()
-            yield Weights(shared, fixed)
+        _refuse_integers(x)
+        with evaluating(self._loss, x.device.type, self.dtype) as at:
+            yield at
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Submodules under the names that their weights have in :class:`Weights`."""
+        yield from self._loss.named_modules()
+
+    def prepared(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, detached, in ``dtype`` and on one device."""
+        # Clones made out of inference mode can be saved for a backward pass.
+        x = x.detach().to(self.dtype)
+        y = y.detach().to(x.device)
+        if y.is_floating_point():
+            y = y.to(self.dtype)
+        return (
+            x.clone() if x.is_inference() else x,
+            y.clone() if y.is_inference() else y,
+        )
+
+    def chunk(self, at: Weights) -> int:
+        """How many tangents of all parameters are formed at once."""
+        each = 2 * self.dtype.itemsize * max(1, at.size)
+        return self.chunk_size or min(_CHUNK_MOST, max(1, _CHUNK_BYTES // each))
+
+    def resolve(self, at: Weights, x: Tensor, y: Tensor) -> Literal["vmap", "loop"]:
+        """The path for this module, found at the first call and kept.
+
+        Args:
+            at: the weights of the evaluation in progress.
+            x: network inputs, in ``dtype``.
+            y: labels.
+
+        Returns:
+            ``"vmap"`` or ``"loop"``.
+
+        Raises:
+            UnsupportedModuleError: if neither gives derivatives that can be trusted.
+        """
+        if self._resolved is not None:
+            return self._resolved
+        found = examine(self._loss, at, x, y, self._path)
+        name = type(self.module).__name__
+        if found.conclusive:
+            self._resolved = found.path
+            if found.why:
+                _log.warning(
+                    "leakwatch evaluates %s sample by sample, which is slower: %s.",
+                    name,
+                    found.why,
+                )
+        for note in found.notes:
+            if note not in self._notes:
+                self._notes[note] = None
+                _log.warning("leakwatch on %s: %s.", name, note)
+        return found.path
+
+    # -- batches -------------------------------------------------------------------
 
     def _weight(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return torch.ones(len(x), dtype=self.dtype, device=x.device)
-        return weight.to(device=x.device, dtype=self.dtype)
+        _check_rows("weight", weight, (len(x),))
+        return weight.detach().to(device=x.device, dtype=self.dtype)
 
     def _run(
         self,
@@ -344,324 +475,75 @@ class GradientMap:
         y: Tensor,
         *more: Tensor,
     ) -> Tensor:
+        check_samples(x, y)
         with self.evaluation(x) as at:
-            args = (x.detach().to(self.dtype), y, *(t.to(self.dtype) for t in more))
-            if self.resolve(at, args[0], y) == "loop":
+            xs, ys = self.prepared(x, y)
+            args = (xs, ys, *(t.detach().to(xs) for t in more))
+            if self.resolve(at, xs, ys) == "loop":
                 rows = [single(at, *row) for row in zip(*args, strict=True)]
                 return torch.stack(rows)
-            return in_chunks(lambda *part: batched(at, *part), args, self.chunk(at))
 
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Submodules under the names that their weights have in :class:`Weights`."""
-        return self._loss.named_modules()
+            def chunk(*part: Tensor) -> Tensor:
+                out: Tensor = vmap(lambda *row: batched(at, *row))(*part)
+                return out
 
-    def chunk(self, at: Weights) -> int:
-        """How many tangents of all parameters are formed at once."""
-        each = 2 * self.dtype.itemsize * max(1, at.size)
-        return self.chunk_size or min(_CHUNK_MOST, max(1, _CHUNK_BYTES // each))
-
-    # -- which path ----------------------------------------------------------------
-
-    def resolve(self, at: Weights, x: Tensor, y: Tensor) -> Path:
-        """The path for this module, found at the first call and kept.
-
-        Args:
-            at: the weights of the evaluation in progress.
-            x: network inputs.
-            y: labels.
-
-        Returns:
-            ``"vmap"`` or ``"loop"``.
-
-        Raises:
-            UnsupportedModuleError: if neither can differentiate the module.
-        """
-        if self._path != "auto":
-            return self._path
-        with torch.no_grad():  # an ordinary error of the module surfaces as itself
-            functional_call(self._loss, (at.shared, at.fixed), (x[:1].clone(), y[:1]))
-        reason = self._why_not_vmap(at, x, y)
-        if reason is None:
-            self._path = "vmap"
-        else:
-            self._path = "loop"
-            _log.warning(
-                "leakwatch evaluates %s sample by sample: %s. Values are the same, "
-                "only slower.",
-                type(self.module).__name__,
-                reason,
-            )
-        return self._path
-
-    def _why_not_vmap(self, at: Weights, x: Tensor, y: Tensor) -> str | None:
-        # Two samples, because data-dependent code may pass for a batch of one.
-        xs, ys = x[:2].detach(), y[:2]
-        if len(xs) == 1:
-            xs, ys = xs.expand(2, *xs.shape[1:]), ys.expand(2)
-        generator = torch.Generator().manual_seed(0)
-        v = torch.randn(xs[0].shape, generator=generator, dtype=self.dtype).to(x.device)
-        one = xs.new_ones(())
-
-        def product() -> Tensor:
-            def sample(a: Tensor, b: Tensor) -> Tensor:
-                g = _tangent(lambda q: self._gradient(at, q, b, one), a, v)
-                return torch.cat([self._gradient(at, a, b), g])
-
-            return vmap(sample)(xs, ys)[0]
-
-        def reference() -> Tensor:
-            leaf, g = self._graph(at, xs[0], ys[0], one)
-            return torch.cat([g.detach(), _double_backward((leaf, g), v[None])[0]])
-
-        failure: Exception | None = None
-        try:
-            fast = product()
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:
-            failure = error
-        try:
-            slow = reference()
-            if not torch.equal(slow, reference()) and torch.isfinite(slow).all():
-                raise UnsupportedModuleError(
-                    f"{type(self.module).__name__} gives different results for the "
-                    f"same input in eval mode; a random forward has no gradient to "
-                    f"speak of. Switch the randomness off when module.training is "
-                    f"False."
-                )
-        except UnsupportedModuleError:
-            raise
-        except Exception as error:
-            if failure is None:
-                _log.info("no double backward to check against: %s", error)
-                return None
-            culprit = _culprit(self.module, product)
-            raise UnsupportedModuleError(
-                f"{type(self.module).__name__} has no second derivative that autograd "
-                f"can form{culprit}. Batched: {_first_line(failure)}; sample by "
-                f"sample: {_first_line(error)}. Replace that operation, or pass a "
-                f"criterion that avoids it."
-            ) from error
-        if failure is not None:
-            culprit = _culprit(self.module, product)
-            return f"torch.func can't transform it{culprit} ({_first_line(failure)})"
-        if not torch.isfinite(slow).all():
-            return None
-        gap = float((fast - slow).norm() / slow.norm().clamp_min(1e-30))
-        if gap <= _AGREEMENT[self.dtype]:
-            return None
-        return f"batched and sample-by-sample derivatives differ by {gap:.1e}"
+            return in_chunks(chunk, args, self.chunk(at))
 
 
-@dataclass(frozen=True)
-class Weights:
-    """What one evaluation holds constant: shared parameters by name, and the rest."""
-
-    shared: dict[str, Tensor]
-    fixed: dict[str, Tensor]
-
-    @property
-    def size(self) -> int:
-        return sum(p.numel() for p in self.shared.values())
-
-
-class _Loss(nn.Module):
-    """Criterion and module as one module, so that its parameters can be replaced."""
-
-    def __init__(self, module: nn.Module, criterion: Criterion) -> None:
-        super().__init__()
-        self.module = module
-        self.criterion = criterion
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        loss = self.criterion(self.module, x, y)
-        if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
-            given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss)
-            raise ValueError(
-                f"criterion(module, x, y) must return one loss per sample, shape "
-                f"({len(y)},), but returned {given}; use reduction='none'."
-            )
-        return loss
-
-
-def underlying(module: nn.Module) -> nn.Module:
-    """The eager module inside a compiled one; any other module as it is.
+def in_chunks(f: Callable[..., Tensor], args: tuple[Tensor, ...], chunk: int) -> Tensor:
+    """``f`` over the leading dimension in chunks, halved when memory runs out.
 
     Args:
-        module: any module.
+        f: a function of tensors with one row per item.
+        args: its arguments, at least one row.
+        chunk: rows at once.
 
     Returns:
-        ``module`` itself, or what ``torch.compile`` wrapped.
+        The results of all rows.
+
+    Raises:
+        RuntimeError: what ``f`` raises, out of memory only for a single row.
     """
-    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-        module = inner
-    return module
-
-
-@contextmanager
-def _as_evaluated(root: nn.Module) -> Iterator[None]:
-    """Inference mode of the network, eager; everything is put back afterwards."""
-    swapped: list[tuple[nn.Module, str, nn.Module]] = []
-    for parent in list(root.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and underlying(child) is not child:
-                swapped.append((parent, name, child))
-                parent._modules[name] = underlying(child)
-    modules = list(root.modules())
-    training = [m.training for m in modules]
-    # Set by Module.compile(), which compiles in place.
-    compiled = [m.__dict__.get("_compiled_call_impl") for m in modules]
-    hooks = [_set_aside_watchers(m) for m in modules]
-    try:
-        for m in modules:
-            m.training = False
-            if "_compiled_call_impl" in m.__dict__:
-                m.__dict__["_compiled_call_impl"] = None
-        yield
-    finally:
-        for m, mode, call, removed in zip(
-            modules, training, compiled, hooks, strict=True
-        ):
-            m.training = mode
-            if call is not None:
-                m.__dict__["_compiled_call_impl"] = call
-            for key, hook in removed:
-                m._forward_hooks[key] = hook
-            if removed:
-                m._forward_hooks.move_to_end(removed[0][0], last=False)
-                for key, _ in reversed(removed):
-                    m._forward_hooks.move_to_end(key, last=False)
-        for parent, name, child in reversed(swapped):
-            parent._modules[name] = child
-
-
-def _set_aside_watchers(module: nn.Module) -> list[tuple[int, Callable[..., Any]]]:
-    """Forward hooks of experiment trackers log what they see: not our evaluations."""
-    removed = []
-    for key, hook in list(module._forward_hooks.items()):
-        owner = getattr(hook, "__module__", None) or type(hook).__module__
-        if str(owner).split(".")[0] == "wandb":
-            removed.append((key, module._forward_hooks.pop(key)))
-    return removed
-
-
-def _tangent(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = jvp(f, (x,), (v,))[1]
-    return out
-
-
-def _backward(g: Tensor, leaf: Tensor, u: Tensor, graph: bool = False) -> Tensor:
-    if not g.requires_grad:  # the gradient doesn't depend on the input at all
-        return torch.zeros_like(leaf)
-    return torch.autograd.grad(
-        g,
-        leaf,
-        u,
-        create_graph=graph,
-        retain_graph=True,
-        allow_unused=True,
-        materialize_grads=True,
-    )[0]
-
-
-def _double_backward(graph: tuple[Tensor, Tensor], vs: Tensor) -> Tensor:
-    """J v by differentiating u ↦ Jᵀ u, which is linear, once more."""
-    leaf, g = graph
-    u = torch.zeros_like(g, requires_grad=True)
-    pulled = _backward(g, leaf, u, graph=True)
-    if not pulled.requires_grad:
-        return g.new_zeros(len(vs), g.numel())
-    rows = [
-        torch.autograd.grad(
-            pulled, u, v, retain_graph=True, allow_unused=True, materialize_grads=True
-        )[0]
-        for v in vs
-    ]
-    return torch.stack(rows)
-
-
-def _unflatten(u: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    parts = u.split([p.numel() for p in like.values()])
-    return {
-        name: part.view(p.shape)
-        for (name, p), part in zip(like.items(), parts, strict=True)
-    }
-
-
-def in_chunks(
-    f: Callable[..., Tensor], args: tuple[Tensor, ...], chunk: int
-) -> Tensor:
-    """``f`` over the leading dimension in chunks, halved when memory runs out."""
     out: list[Tensor] = []
     start, total = 0, len(args[0])
+    chunk = min(chunk, total)
     while start < total:
         try:
             out.append(f(*(a[start : start + chunk] for a in args)))
-        except RuntimeError as error:
-            if not _out_of_memory(error) or chunk == 1:
-                raise
-            chunk = max(1, chunk // 2)
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            start += chunk
             continue
-        start += chunk
+        except RuntimeError as error:
+            if not out_of_memory(error) or chunk == 1:
+                raise
+        # Out of the handler, where the traceback no longer holds what filled memory.
+        chunk = max(1, chunk // 2)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
     return torch.cat(out) if len(out) > 1 else out[0]
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    text = str(error)
-    return isinstance(error, torch.cuda.OutOfMemoryError) or (
-        "can't allocate memory" in text or "out of memory" in text
-    )
-
-
-def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t.to(dtype) if t.is_floating_point() else t
-
-
-def _culprit(module: nn.Module, product: Callable[[], Tensor]) -> str:
-    """Names the innermost submodule whose forward was running when it failed."""
-    names = {m: n for n, m in module.named_modules()}
-    last: list[str] = []
-
-    def note(m: nn.Module, _: object) -> None:
-        if m in names:
-            last.append(f"{names[m] or 'the module itself'} ({type(m).__name__})")
-
-    handle = register_module_forward_pre_hook(note)
-    try:
-        product()
-    except Exception:
-        return f" because of {last[-1]}" if last else ""
-    finally:
-        handle.remove()
-    return ""
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
-
-
-def _refuse_untrainable(module: nn.Module) -> None:
-    if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
-        raise ValueError(
-            f"{type(module).__name__} has parameters without a shape yet (lazy "
-            f"modules); run one forward pass first."
-        )
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    if not trainable:
-        raise ValueError(
-            f"{type(module).__name__} has no parameter with requires_grad=True, so it "
-            f"shares no gradient; unfreeze what clients train."
-        )
-    if any(p.is_complex() for p in trainable):
-        raise ValueError(f"{type(module).__name__} has complex parameters: unsupported.")
-
-
-def _refuse_bad_input(x: Tensor) -> None:
+def _refuse_integers(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"inputs must be a tensor, got a {type(x).__name__}.")
     if not x.is_floating_point():
         raise ValueError(
             f"inputs must be floating point network inputs, got {x.dtype}; convert "
             f"images with x.float() / 255 and normalise them as in training."
         )
+
+
+def check_samples(x: Tensor, y: Tensor) -> None:
+    """Raises unless there are floating-point inputs and one label for each."""
+    _refuse_integers(x)
+    if not isinstance(y, Tensor):
+        raise TypeError(f"labels must be a tensor, got a {type(y).__name__}.")
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"one label per sample and at least one sample are needed, got inputs of "
+            f"shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}."
+        )
+
+
+def _check_rows(name: str, t: Tensor, shape: tuple[int, ...]) -> None:
+    if t.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(t.shape)}.")

@@ -19,13 +19,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 from torch.utils.hooks import RemovableHandle
@@ -57,8 +57,8 @@ class Gram:
 
 def gram(
     gradients: GradientMap,
-    x: Float[Tensor, "..."],
-    y: Int[Tensor, ""],
+    x: Float[Tensor, "*shape"],
+    y: Shaped[Tensor, "*target"],
     *,
     weight: Float[Tensor, ""] | None = None,
     input_scale: Float[Tensor, " d_x"] | None = None,
@@ -90,25 +90,31 @@ def gram(
     w = None if weight is None else weight[None]
     g = gradients(x[None], y[None], w)[0]
     with gradients.evaluation(x) as at:
-        xi = x.detach().to(gradients.dtype)
-        if gradients.resolve(at, xi[None], y[None]) == "vmap":
-            taps = _tappable(gradients, at, xi, y)
+        xs, ys = gradients.prepared(x[None], y[None])
+        if gradients.resolve(at, xs, ys) == "vmap":
+            xi, yi = xs[0], ys[0]
+            taps = _tappable(gradients, at, xi, yi)
             if taps:
                 wi = xi.new_ones(()) if weight is None else weight.to(xi)
-                result = _assemble(*_tapped(gradients, at, xi, y, wi, directions, taps))
-                column = gradients.jvp(x[None], y[None], directions.sum(0)[None], w)[0]
-                if _agrees(result, g, column):
+                result = _assemble(
+                    *_tapped(gradients, at, xi, yi, wi, directions, taps)
+                )
+                v = _random_direction(n).to(directions)
+                column = gradients.jvp(
+                    x[None], y[None], (directions.view(n, n) @ v)[None], w
+                )[0]
+                if _agrees(result, g, v, column):
                     return result
                 _log.warning(
-                    "leakwatch forms the whole Jacobian of %s: a weight of one of its "
-                    "linear layers is also read outside that layer.",
+                    "leakwatch forms the whole Jacobian of %s: its linear layers can't "
+                    "be taken apart, a weight may be read outside its layer.",
                     type(gradients.module).__name__,
                 )
     return _assemble(gradients.dense(x, y, directions.view(n, n), weight), g, [])
 
 
 def columns_stored(
-    gradients: GradientMap, x: Float[Tensor, "..."], y: Int[Tensor, ""]
+    gradients: GradientMap, x: Float[Tensor, "*shape"], y: Shaped[Tensor, "*target"]
 ) -> int:
     """How many numbers :func:`gram` keeps for each input direction.
 
@@ -121,13 +127,12 @@ def columns_stored(
         d_θ where J is formed as it is; less where linear layers are taken apart.
     """
     with gradients.evaluation(x) as at:
-        xi = x.detach().to(gradients.dtype)
-        if gradients.resolve(at, xi[None], y[None]) == "loop":
+        xs, ys = gradients.prepared(x[None], y[None])
+        if gradients.resolve(at, xs, ys) == "loop":
             return at.size
-        taps = _tappable(gradients, at, xi, y)
+        taps = _tappable(gradients, at, xs[0], ys[0])
         saved = sum(
-            sum(p.numel() for p in m.parameters())
-            - sum(m.weight.shape)
+            sum(p.numel() for p in m.parameters()) - m.out_features - m.in_features
             for m in taps.values()
         )
         return at.size - saved
@@ -146,15 +151,17 @@ class _Outer:
 
 def _tappable(
     gradients: GradientMap, at: Weights, x: Tensor, y: Tensor
-) -> dict[str, nn.Module]:
+) -> dict[str, nn.Linear]:
     """Linear layers that see exactly one vector per sample, by name."""
     owners: Counter[int] = Counter()
-    found: dict[str, nn.Module] = {}
+    found: dict[str, nn.Linear] = {}
     for name, module in gradients.named_modules():
         owners.update(id(p) for p in module._parameters.values() if p is not None)
-        if type(module) is nn.Linear and _parameter_names(name, module) <= set(
-            at.shared
-        ):
+        # A subclass, a forward replaced on the instance, or a weight computed from
+        # others (the hooks of weight_norm and pruning) may do anything.
+        replaced = {"forward", "weight", "bias"} & vars(module).keys()
+        names = _parameter_names(name, module)
+        if type(module) is nn.Linear and not replaced and names <= at.shared.keys():
             found[name] = module
     calls: dict[str, list[int]] = {name: [] for name in found}
 
@@ -164,9 +171,9 @@ def _tappable(
 
         return hook
 
-    with _hooked({name: (m, count(name)) for name, m in found.items()}):
-        with torch.no_grad():
-            gradients.sample_loss(at.shared, at.fixed, x, y)
+    hooks = {name: (m, count(name)) for name, m in found.items()}
+    with _hooked(hooks), torch.no_grad():
+        gradients.sample_loss(at.shared, at.fixed, x, y)
     return {
         name: m
         for name, m in found.items()
@@ -183,7 +190,7 @@ def _tapped(
     y: Tensor,
     weight: Tensor,
     directions: Tensor,
-    taps: dict[str, nn.Module],
+    taps: dict[str, nn.Linear],
 ) -> tuple[Tensor, Tensor, list[_Outer]]:
     """Tangents of all other parameters, and of the two factors of each tapped layer."""
     held = set().union(*(_parameter_names(name, m) for name, m in taps.items()))
@@ -197,8 +204,11 @@ def _tapped(
         seen: dict[str, Tensor] = {}
 
         def tap(name: str) -> Callable[..., Tensor]:
-            def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-                seen[name] = args[0].reshape(-1)
+            def hook(
+                module: nn.Module, args: tuple[Tensor, ...], out: Tensor
+            ) -> Tensor:
+                # A copy, because later code may write into the activation.
+                seen[name] = args[0].reshape(-1).clone()
                 return out + added[name].view_as(out)
 
             return hook
@@ -229,7 +239,7 @@ def _tapped(
     sizes = [len(flat)]
     for m in taps.values():
         sizes += [m.out_features, m.in_features]
-    pieces = rows.split(sizes, dim=1)
+    pieces = torch.split(rows, sizes, dim=1)
     layers = [
         _Outer(
             delta[name].detach(),
@@ -279,15 +289,24 @@ def _add_product(h: Tensor, m: Tensor) -> None:
         h[start : start + step, start:].addmm_(m[start : start + step], m[start:].T)
 
 
-def _agrees(result: Gram, g: Tensor, column: Tensor) -> bool:
-    """‖g‖ and 1ᵀH1 as they come from autograd alone, with no layer taken apart."""
-    norm, image = float(g.double().norm()), float(column.double().norm())
-    expected = float(result.h.sum().clamp_min(0).sqrt())
+def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
+    """‖g‖, ‖J v‖ and ĝᵀJ v as autograd alone gives them, no layer taken apart."""
+    g, v, column = g.double(), v.double(), column.double()
+    norm, image = float(g.norm()), float(column.norm())
+    expected = float((v @ result.h @ v).clamp_min(0).sqrt())
+    along = float(g @ column) / norm if norm > 0 else 0.0
     close = 1e-4  # far above rounding, far below any real disagreement
     return (
         abs(result.norm - norm) <= close * norm
         and abs(expected - image) <= close * max(expected, image)
+        and abs(float(result.along @ v) - along) <= close * max(expected, image)
     ) or not math.isfinite(norm)
+
+
+def _random_direction(n: int) -> Tensor:
+    """Not a constant one, to which a network that centres its input is blind."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, generator=generator, dtype=torch.float64)
 
 
 def _parameter_names(module_name: str, module: nn.Module) -> set[str]:
@@ -296,7 +315,9 @@ def _parameter_names(module_name: str, module: nn.Module) -> set[str]:
 
 
 @contextmanager
-def _hooked(hooks: dict[str, tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+def _hooked(
+    hooks: Mapping[str, tuple[nn.Module, Callable[..., Any]]],
+) -> Iterator[None]:
     handles: list[RemovableHandle] = []
     try:
         for module, hook in hooks.values():

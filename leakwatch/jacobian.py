@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from leakwatch.gradients import GradientMap
+from leakwatch.gradients import GradientMap, check_samples
 from leakwatch.gram import Gram, gram
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
@@ -38,6 +38,10 @@ class GradientJacobian:
         norm: ‖g‖, ``(batch,)``, float64.
         scale: J/J̃, ``(batch,)``, float64: ‖g‖, or 1 where g vanishes or is not finite.
 
+    Raises:
+        ValueError: if inputs and labels don't match, or ``input_scale`` has another
+            shape than ``(d_x,)``.
+
     Example:
         >>> import torch
         >>> net = torch.nn.Linear(3, 2)
@@ -53,18 +57,14 @@ class GradientJacobian:
         self,
         gradients: GradientMap,
         x: Float[Tensor, "batch ..."],
-        y: Int[Tensor, " batch"],
+        y: Shaped[Tensor, "batch ..."],
         *,
         input_scale: Float[Tensor, " d_x"] | None = None,
     ) -> None:
-        if len(x) != len(y) or len(x) == 0:
-            raise ValueError(
-                f"a GradientJacobian needs one label per sample and at least one "
-                f"sample, got {len(x)} inputs and {len(y)} labels."
-            )
+        check_samples(x, y)
         self.gradients = gradients
         self.x = x.detach()
-        self.y = y
+        self.y = y.detach().to(x.device)
         d_x = self.x[0].numel()
         if input_scale is None:
             input_scale = torch.ones(d_x)

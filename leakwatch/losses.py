@@ -35,11 +35,12 @@ def cross_entropy(
         target: class index of each sample, in ``[0, classes)``.
 
     Returns:
-        The loss of each sample in nats, in ``[0, inf)``; not averaged.
+        The loss of each sample in nats, in ``[0, inf)``; not averaged. NaN, as are its
+        derivatives, for a target outside of the classes.
 
     Raises:
         ValueError: if ``logits`` is not ``(batch, classes)`` with at least two classes,
-            or ``target`` is not ``(batch,)``.
+            or ``target`` is not ``(batch,)`` integers.
 
     Example:
         >>> import torch
@@ -49,6 +50,11 @@ def cross_entropy(
         >>> torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(
         ...     z, y, reduction="none"))
     """
+    if target.is_floating_point():
+        raise ValueError(
+            f"cross_entropy needs integer class indices, got {target.dtype}; use "
+            f"target.long()."
+        )
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(
             f"cross_entropy needs logits of shape (batch, classes) with at least 2 "
@@ -64,9 +70,10 @@ def cross_entropy(
     is_target = target[:, None] == classes
     label_logit = torch.where(is_target, logits, torch.zeros_like(logits)).sum(1)
     others = logits.masked_fill(is_target, -torch.inf).logsumexp(1)
-    return nn.functional.softplus(
-        others - label_logit, threshold=_SOFTPLUS_THRESHOLD
-    )
+    # A factor, so that the derivatives of an impossible target are NaN as well.
+    possible = torch.where(is_target.any(1), 1.0, torch.nan).to(logits)
+    margin = others - label_logit
+    return possible * nn.functional.softplus(margin, threshold=_SOFTPLUS_THRESHOLD)
 
 
 def classification_criterion(

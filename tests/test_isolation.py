@@ -285,6 +285,45 @@ def test_float32_is_float32_inside_and_as_before_outside(
         assert inheritance() == before_deep
 
 
+@pytest.mark.skipif(not HAS_TABLE, reason="needs the precision table of Torch 2.9")
+@pytest.mark.usefixtures("precision")
+def test_a_computation_on_the_cpu_does_not_write_cudnn_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = []
+    put = torch._C._set_fp32_precision_setter
+
+    def record(backend: str, op: str, value: str) -> str:
+        written.append((backend, op))
+        return put(backend, op, value)
+
+    monkeypatch.setattr(torch._C, "_set_fp32_precision_setter", record)
+    with plain_arithmetic("cpu"):
+        pass
+    assert ("mkldnn", "conv") in written
+    assert not {("cuda", "conv"), ("cuda", "rnn")} & set(written)
+
+
+@pytest.mark.skipif(not HAS_TABLE, reason="needs the precision table of Torch 2.9")
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize("switch", [False, True])
+def test_a_switch_that_the_table_contradicts_keeps_its_value(switch: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = switch
+    set_new(("cuda", "conv", "none"), ("cuda", "rnn", "tf32"))()
+    with plain_arithmetic("cuda"):
+        assert torch.backends.cudnn.allow_tf32 is False
+    value = "tf32" if switch else "none"
+    set_new(("cuda", "conv", value), ("cuda", "rnn", value))()
+    assert torch.backends.cudnn.allow_tf32 is switch
+
+
+def test_cudnn_does_not_benchmark_inside() -> None:
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        with plain_arithmetic("cuda"):
+            assert not torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark
+
+
 @pytest.mark.usefixtures("precision")
 def test_versions_without_the_precision_table() -> None:
     old_high()

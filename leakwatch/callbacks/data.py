@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 
 from leakwatch.probes import ProbeSet
 
@@ -28,9 +29,12 @@ def training_probes(
 ) -> ProbeSet:
     """A class-stratified probe set from the training data.
 
-    The trainer's loader is only asked for its ``dataset``. Normalisation and class
-    names come from the arguments, else from attributes ``mean``, ``std`` and
-    ``class_names`` of the datamodule, else from the data set and its transforms.
+    The trainer's loader is only asked for its ``dataset``, and for the indices of a
+    ``SubsetRandomSampler``; items that another sampler leaves out may be drawn. A
+    datamodule's ``probe_dataset``, the same samples without augmentation, goes first.
+    Normalisation and class names come from the arguments, else from attributes
+    ``mean``, ``std`` and ``class_names`` of the datamodule, else from the data set and
+    its transforms.
 
     Args:
         trainer: a trainer whose training loader is set up.
@@ -48,32 +52,52 @@ def training_probes(
         TypeError: if there is no map-style data set to draw from.
         ValueError: if its samples can't be probed; see :class:`ProbeSet`.
     """
+    loader = _only_loader(trainer)
+    known = getattr(trainer, "datamodule", None)
+    names = getattr(known, "class_names", None)
+    if mean is None and std is None:
+        mean, std = _stated(known)
+
+    def draw(dataset: Any, chosen: Sequence[int] | None) -> ProbeSet:
+        return ProbeSet.from_dataset(
+            dataset,
+            n=n,
+            seed=seed,
+            mean=mean,
+            std=std,
+            class_names=names,
+            data_range=data_range,
+            indices=chosen,
+        )
+
+    dataset = _unaugmented(known, loader.dataset)
+    try:
+        if indices is None and isinstance(loader.sampler, SubsetRandomSampler):
+            kept = [int(i) for i in loader.sampler.indices]
+            found = draw(Subset(dataset, kept), None)
+            indices = [kept[i] for i in found.index]
+        return draw(dataset, indices)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"LeakageMonitor can't draw probes from the training data: {error}. "
+            f"Correct that, or {_HOW}."
+        ) from error
+
+
+def _only_loader(trainer: Trainer) -> DataLoader[Any]:
     loaders = list(_loaders(trainer.train_dataloader))
     if len(loaders) != 1:
         found = ", ".join(type(x).__name__ for x in loaders) or "none"
         raise TypeError(
             f"LeakageMonitor draws its probes from one training DataLoader, but found "
-            f"{found}; {_HOW}."
+            f"{len(loaders)} ({found}); {_HOW}."
         )
     if not isinstance(loaders[0], DataLoader):
         raise TypeError(
             f"LeakageMonitor draws its probes from the data set of a DataLoader, but "
             f"the training data is a {type(loaders[0]).__name__}; {_HOW}."
         )
-    known = getattr(trainer, "datamodule", None)
-    names = getattr(known, "class_names", None)
-    if mean is None and std is None:
-        mean, std = getattr(known, "mean", None), getattr(known, "std", None)
-    return ProbeSet.from_loader(
-        loaders[0],
-        n=n,
-        seed=seed,
-        mean=mean,
-        std=std,
-        class_names=names,
-        data_range=data_range,
-        indices=indices,
-    )
+    return loaders[0]
 
 
 def _loaders(source: Any) -> Iterator[Any]:
@@ -91,3 +115,19 @@ def _loaders(source: Any) -> Iterator[Any]:
         yield from source.flattened
     else:
         yield source
+
+
+def _unaugmented(datamodule: Any, dataset: Any) -> Any:
+    """The datamodule's ``probe_dataset`` if it holds the same samples."""
+    plain = getattr(datamodule, "probe_dataset", None)
+    try:
+        return plain if plain is not None and len(plain) == len(dataset) else dataset
+    except TypeError:
+        return dataset
+
+
+def _stated(datamodule: Any) -> tuple[Any, Any]:
+    """``mean`` and ``std`` of a datamodule, if they are numbers."""
+    pair = getattr(datamodule, "mean", None), getattr(datamodule, "std", None)
+    numbers = (int, float, list, tuple, Tensor)
+    return pair if all(isinstance(v, numbers) for v in pair) else (None, None)

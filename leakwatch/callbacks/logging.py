@@ -1,128 +1,158 @@
 """What reaches which logger: scalars all of them, tables and figures those that can.
 
 The only module that knows Weights & Biases. No picture of private data is sent
-anywhere unless the caller passes some.
+anywhere unless the caller passes some. A logger that raises doesn't keep values from
+the others: every function returns what went wrong, one sentence per logger.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from leakwatch.reporting import LedgerTable, Row, summarize_classes
-from leakwatch.reporting.keys import PREFIX
+
+__all__ = [
+    "has_figures",
+    "publish_figures",
+    "publish_pictures",
+    "publish_scalars",
+    "publish_step",
+]
 
 _HISTOGRAM_BINS = 64
 
 
 def publish_scalars(
-    trainer: Trainer, scalars: Mapping[str, float], *, step: int, epoch: int
-) -> None:
-    """Sends numbers to every logger of the trainer, in the main process.
+    loggers: Iterable[Logger], scalars: Mapping[str, float], *, step: int, epoch: int
+) -> list[str]:
+    """Sends numbers to every logger; call it in the main process.
+
+    Values that can't be read (NaN, infinity) are left out: no dashboard may draw them
+    as 0.
 
     Args:
-        trainer: the trainer.
+        loggers: of the trainer.
         scalars: key → number.
         step: optimiser steps taken.
         epoch: completed epochs.
     """
-    for logger in trainer.loggers:
-        # Values that can't be read are left out: no dashboard may draw them as 0.
-        finite = {k: v for k, v in scalars.items() if np.isfinite(v)}
+    finite = {key: value for key, value in scalars.items() if np.isfinite(value)}
+
+    def send(logger: Logger) -> None:
         logger.log_metrics({**finite, "epoch": epoch}, step=step)
         logger.save()
 
+    return _each(loggers, send)
+
 
 def publish_step(
-    trainer: Trainer,
+    loggers: Iterable[Logger],
     rows: Sequence[Row],
     eigenvalues: npt.NDArray[np.float64] | None,
     *,
     step: int,
     epoch: int,
     class_names: Sequence[str] | None,
-) -> None:
+    prefix: str,
+) -> list[str]:
     """Sends tables and histograms of one probe step to the loggers that hold them.
 
     Args:
-        trainer: the trainer.
+        loggers: of the trainer.
         rows: what was recorded.
         eigenvalues: ``(samples, d_x)``, or ``None``.
         step: optimiser steps taken.
         epoch: completed epochs.
         class_names: by label.
+        prefix: of the keys.
     """
     spectrum = _log_eigenvalues(eigenvalues)
-    for logger in trainer.loggers:
+
+    def send(logger: Logger) -> None:
         if isinstance(logger, WandbLogger):
             wandb = importlib.import_module("wandb")
             payload: dict[str, Any] = {
-                f"{PREFIX}/samples": wandb.Table(*_samples(rows, class_names)),
-                f"{PREFIX}/classes": wandb.Table(*_classes(rows, class_names)),
+                f"{prefix}/samples": wandb.Table(*_samples(rows, class_names)),
+                f"{prefix}/classes": wandb.Table(*_classes(rows, class_names)),
             }
             if spectrum is not None:
-                payload[f"{PREFIX}/spectrum"] = wandb.Histogram(
+                payload[f"{prefix}/spectrum"] = wandb.Histogram(
                     np_histogram=np.histogram(spectrum, bins=_HISTOGRAM_BINS)
                 )
             _log_wandb(logger, payload, step=step, epoch=epoch)
         elif isinstance(logger, TensorBoardLogger) and spectrum is not None:
-            logger.experiment.add_histogram(f"{PREFIX}/spectrum", spectrum, step)
+            logger.experiment.add_histogram(f"{prefix}/spectrum", spectrum, step)
+
+    return _each(loggers, send)
 
 
 def publish_figures(
-    trainer: Trainer, figures: Mapping[str, Any], *, step: int, epoch: int
-) -> None:
+    loggers: Iterable[Logger],
+    figures: Mapping[str, Any],
+    *,
+    step: int,
+    epoch: int,
+    prefix: str,
+) -> list[str]:
     """Sends plotly figures to W&B, where there is a W&B logger.
 
     Args:
-        trainer: the trainer.
+        loggers: of the trainer.
         figures: name → figure; ``None`` entries are left out.
         step: optimiser steps taken.
         epoch: completed epochs.
+        prefix: of the keys.
     """
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    for logger in _wandb_loggers(trainer):
+
+    def send(logger: Logger) -> None:
         wandb = importlib.import_module("wandb")
         payload = {
-            f"{PREFIX}/figure/{name}": wandb.Plotly(figure)
+            f"{prefix}/figure/{name}": wandb.Plotly(figure)
             for name, figure in drawn.items()
         }
-        if payload:
-            _log_wandb(logger, payload, step=step, epoch=epoch)
+        _log_wandb(logger, payload, step=step, epoch=epoch)
+
+    return _each(filter(has_figures, loggers), send) if drawn else []
 
 
 def publish_pictures(
-    trainer: Trainer,
+    loggers: Iterable[Logger],
     pixels: npt.NDArray[np.uint8],
     captions: Sequence[str],
     *,
     step: int,
     epoch: int,
-) -> None:
+    prefix: str,
+) -> list[str]:
     """Sends private pictures to remote loggers; only on the user's explicit wish.
 
     Args:
-        trainer: the trainer.
+        loggers: of the trainer.
         pixels: ``(n, height, width, channels)``, uint8: W&B rescales floats
             differently between releases.
         captions: one per picture.
         step: optimiser steps taken.
         epoch: completed epochs.
+        prefix: of the key.
     """
-    for logger in _wandb_loggers(trainer):
+    shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+
+    def send(logger: Logger) -> None:
         wandb = importlib.import_module("wandb")
-        shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
         images = [
             wandb.Image(picture, caption=caption)
             for picture, caption in zip(shown, captions, strict=True)
         ]
-        _log_wandb(logger, {f"{PREFIX}/probes": images}, step=step, epoch=epoch)
+        _log_wandb(logger, {f"{prefix}/probes": images}, step=step, epoch=epoch)
+
+    return _each(filter(has_figures, loggers), send)
 
 
 def has_figures(logger: Logger) -> bool:
@@ -130,8 +160,15 @@ def has_figures(logger: Logger) -> bool:
     return isinstance(logger, WandbLogger)
 
 
-def _wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
-    return [x for x in trainer.loggers if isinstance(x, WandbLogger)]
+def _each(loggers: Iterable[Logger], send: Callable[[Logger], None]) -> list[str]:
+    refused = []
+    for logger in loggers:
+        try:
+            send(logger)
+        except Exception as error:
+            kind = type(logger).__name__
+            refused.append(f"{kind} raised {type(error).__name__}: {error}")
+    return refused
 
 
 def _log_wandb(
@@ -157,6 +194,7 @@ def _samples(
     for sample, found in cells.items():
         first = next(iter(found.values()))
         bad = [f"{q}: {r.status}" for q, r in found.items() if r.status != "ok"]
+        bad += [f"{q}: infinite" for q, r in found.items() if np.isinf(r.value)]
         values = [found[q].value if q in found else None for q in quantities]
         table.append(
             [
@@ -164,7 +202,7 @@ def _samples(
                 first.step,
                 sample,
                 _name(first.label, names),
-                *(None if v is None or np.isnan(v) else v for v in values),
+                *map(_finite, values),
                 "; ".join(bad) or "ok",
             ]
         )
@@ -179,18 +217,23 @@ def _classes(
     cells = []
     for (moment, quantity), column in table.columns.items():
         for found in summarize_classes(column):
-            numbers = (found.mean, found.median)
             cells.append(
                 [
                     moment.epoch,
                     moment.step,
                     _name(found.label, names),
                     quantity,
-                    *(None if np.isnan(v) else v for v in numbers),
+                    _finite(found.mean),
+                    _finite(found.median),
                     found.used,
                 ]
             )
     return columns, cells
+
+
+def _finite(value: float | None) -> float | None:
+    """A table cell: JSON knows neither NaN nor infinity."""
+    return None if value is None or not np.isfinite(value) else value
 
 
 def _name(label: int | None, names: Sequence[str] | None) -> str:
@@ -202,6 +245,7 @@ def _name(label: int | None, names: Sequence[str] | None) -> str:
 def _log_eigenvalues(
     eigenvalues: npt.NDArray[np.float64] | None,
 ) -> npt.NDArray[np.float64] | None:
+    """log10 of the positive eigenvalues, for a histogram; ``None`` without any."""
     if eigenvalues is None:
         return None
     positive = eigenvalues[np.isfinite(eigenvalues) & (eigenvalues > 0)]

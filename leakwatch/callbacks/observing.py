@@ -73,8 +73,7 @@ def observing(module: nn.Module) -> Iterator[None]:
             snapshot.set_gradients_aside()
             yield
         finally:
-            # The body may have left a mode of its own switched on.
-            with plain_arithmetic(device_type), torch.no_grad():
+            with torch.no_grad():
                 snapshot.restore()
 
 

@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
-import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger
-from leakwatch.scores import Score
+from leakwatch.scores import Score, Settings
+
+__all__ = [
+    "Recorded",
+    "describe_run",
+    "natural_directory",
+    "new_run_name",
+    "open_ledger",
+    "run_directory",
+]
 
 _PACKAGES = ("leakwatch", "torch", "lightning", "wandb")
 
@@ -27,13 +35,14 @@ def new_run_name() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
+@final
 @dataclass(frozen=True)
 class Recorded:
     """What a checkpoint knows about the record of its run.
 
     Attributes:
         run: name of the run.
-        directory: where its ledger was.
+        directory: where its ledger was; empty if nothing was recorded.
         position: how many parts it had.
     """
 
@@ -42,9 +51,30 @@ class Recorded:
     position: int
 
 
-def run_directory(
-    trainer: Trainer, directory: str | None, resumed: Recorded | None
-) -> Path:
+def natural_directory(trainer: Trainer, directory: str | None, name: str) -> Path:
+    """Where a run is recorded if nothing is there yet; every process must call this.
+
+    Args:
+        trainer: the trainer.
+        directory: what the user chose; ``None`` for ``name`` in the logger's
+            directory for this run.
+        name: of the monitor.
+
+    Returns:
+        An absolute path.
+    """
+    if directory is not None:
+        return Path(directory).absolute()
+    base = Path(trainer.log_dir or trainer.default_root_dir)
+    logger = trainer.logger
+    if logger is not None and not isinstance(logger, CSVLogger | TensorBoardLogger):
+        # These loggers name no directory of their own for one run.
+        parts = "-".join(str(part) for part in (logger.name, logger.version) if part)
+        base = base / "leakwatch-runs" / parts.replace("/", "_") if parts else base
+    return (base / name).absolute()
+
+
+def run_directory(trainer: Trainer, natural: Path, past: Recorded | None) -> Path:
     """The directory of this run's ledger, the same in every process.
 
     Nothing recorded is ever overwritten: a run goes on in a directory only if that
@@ -53,68 +83,120 @@ def run_directory(
 
     Args:
         trainer: the trainer; every process must call this.
-        directory: what the user chose, or ``None``: ``leakwatch`` in the logger's
-            directory for this run.
-        resumed: the record of the checkpoint that this run continues.
+        natural: from :func:`natural_directory`.
+        past: the record that this run continues.
 
     Returns:
         The directory; not created yet.
     """
-    path = Path(directory) if directory else _beside_logger(trainer) / "leakwatch"
+    path = natural
     if trainer.is_global_zero:
-        candidate, number = path, 0
-        while _occupied(candidate, resumed):
+        number = 0
+        while _occupied(path, past):
             number += 1
-            candidate = path.with_name(f"{path.name}-{number}")
-        path = candidate
+            path = natural.with_name(f"{natural.name}-{number}")
     shared: str = trainer.strategy.broadcast(str(path))
     return Path(shared)
 
 
-def open_ledger(directory: Path, run: str, resumed: Recorded | None) -> RiskLedger:
-    """The ledger of this run, with the past of the checkpoint that it continues.
+def open_ledger(directory: Path, run: str, past: Recorded | None) -> RiskLedger:
+    """The ledger of this run, with the past that it continues.
 
     Args:
         directory: from :func:`run_directory`.
         run: name of the run.
-        resumed: the record of that checkpoint.
+        past: the record that this run continues.
 
     Returns:
         A ledger that is ready for the next part.
 
     Raises:
         FileNotFoundError: if the past is nowhere to be found.
+        OSError: if the disk refuses.
     """
     ledger = RiskLedger(directory, run=run)
-    if resumed is not None and resumed.position:
-        if Path(resumed.directory).resolve() == directory.resolve():
-            ledger.truncate(resumed.position)
-        else:
-            ledger.copy_from(resumed.directory, resumed.position)
+    if past is None or not past.position:
+        return ledger
+    if not past.directory or _run_in(Path(past.directory)) != past.run:
+        raise FileNotFoundError(
+            f"run {past.run} is not in {past.directory or 'any directory'} any more"
+        )
+    if _same(past.directory, directory):
+        ledger.truncate(past.position)
+    else:
+        ledger.copy_from(past.directory, past.position)
     return ledger
 
 
-def _occupied(path: Path, resumed: Recorded | None) -> bool:
-    there = RiskLedger(path)
-    if not there.position and not (path / "run.json").exists():
+def created(past: Recorded | None) -> str | None:
+    """When the run that is continued began, as its metadata say."""
+    if past is None or not past.directory:
+        return None
+    found = RiskLedger(past.directory).read_metadata()
+    return str(found["created"]) if "created" in found else None
+
+
+def _occupied(path: Path, past: Recorded | None) -> bool:
+    try:
+        there = RiskLedger(path)
+        if not there.position and not (path / "run.json").exists():
+            return False
+    except OSError:  # nothing can be recorded there; opening the ledger says why
         return False
-    if resumed is None or Path(resumed.directory).resolve() != path.resolve():
+    if past is None or not _same(past.directory, path) or _run_in(path) != past.run:
         return True
-    return there.position > resumed.position
+    return there.position > past.position
 
 
-def _beside_logger(trainer: Trainer) -> Path:
-    base = Path(trainer.log_dir or trainer.default_root_dir)
-    logger = trainer.logger
-    if logger is None or isinstance(logger, CSVLogger | TensorBoardLogger):
-        return base
-    # These loggers name no directory of their own for one run.
-    name = "-".join(str(part) for part in (logger.name, logger.version) if part)
-    return base / "leakwatch-runs" / name if name else base
+def _same(directory: str, path: Path) -> bool:
+    return bool(directory) and Path(directory).resolve() == path.resolve()
 
 
-def describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
-    """Unit, direction, meaning and source of each score, for the report."""
+def _run_in(path: Path) -> str | None:
+    found = RiskLedger(path).read_metadata().get("run")
+    return None if found is None else str(found)
+
+
+def describe_run(
+    probes: ProbeSet,
+    scores: Sequence[Score],
+    settings: Settings,
+    config: Mapping[str, Any],
+    model: torch.nn.Module,
+) -> dict[str, Any]:
+    """The metadata of a run, everything but pictures.
+
+    Args:
+        probes: the samples watched.
+        scores: what is computed.
+        settings: the assumptions in force, which may differ from those of ``probes``.
+        config: the callback's arguments.
+        model: the network.
+    """
+    assumed = {
+        "noise_std": settings.noise_std,
+        "epsilon": settings.epsilon,
+        "prior_std": settings.prior_std,
+        "data_range": settings.data_range,
+        "target_psnr": settings.target_psnr,
+    }
+    return {
+        "class_names": None if probes.class_names is None else list(probes.class_names),
+        "units": probes.units,
+        "data_range": settings.data_range,
+        "prior_std": settings.prior_std,
+        "probes": len(probes),
+        "probes_fingerprint": probes.fingerprint(),
+        "input_shape": list(probes.x.shape[1:]),
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "quantities": _describe_scores(scores),
+        "config": {**config, **assumed},
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
     return {
         s.name: {
             "unit": s.unit,
@@ -124,45 +206,6 @@ def describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
         }
         for s in scores
     }
-
-
-def describe_run(
-    probes: ProbeSet,
-    scores: Sequence[Score],
-    config: Mapping[str, Any],
-    model: torch.nn.Module,
-) -> dict[str, Any]:
-    """The metadata of a run, everything but pictures."""
-    return {
-        "class_names": None if probes.class_names is None else list(probes.class_names),
-        "units": probes.units,
-        "data_range": probes.data_range,
-        "prior_std": probes.prior_std,
-        "probes": len(probes),
-        "probes_fingerprint": probes.fingerprint(),
-        "input_shape": list(probes.x.shape[1:]),
-        "model": type(model).__name__,
-        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "quantities": describe_scores(scores),
-        "config": dict(config),
-        "versions": {name: _version(name) for name in _PACKAGES},
-    }
-
-
-def pictures(probes: ProbeSet) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    """The probes as ``(n, height, width, channels)`` uint8, if they are images."""
-    pixels = probes.pixels()
-    if pixels.ndim == 3:
-        pixels = pixels[:, None]
-    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
-        return None
-    if probes.units == "input":  # unknown range: spread what there is
-        low, high = pixels.amin(), pixels.amax()
-        pixels = (pixels - low) / (high - low).clamp_min(1e-12)
-    else:
-        pixels = pixels / probes.data_range
-    scaled = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
-    return scaled.permute(0, 2, 3, 1).numpy()
 
 
 def _version(package: str) -> str:

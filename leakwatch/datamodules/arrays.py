@@ -10,6 +10,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.dataset import ImageArrays
@@ -103,7 +104,7 @@ class ArrayDataModule(ImageDataModule):
         return self._splits
 
 
-def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _read(path: Path) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. Make one: {_EXAMPLE}.")
     try:
@@ -118,7 +119,7 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _split(
-    content: dict[str, np.ndarray[Any, Any]], name: str, path: str
+    content: dict[str, NDArray[Any]], name: str, path: str
 ) -> ImageArrays | None:
     keys = f"{name}_images", f"{name}_labels"
     present = [key for key in keys if key in content]
@@ -140,7 +141,7 @@ def _split(
     return ImageArrays(images, torch.from_numpy(labels.astype(np.int64)))
 
 
-def _images(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
+def _images(array: NDArray[Any], where: str) -> torch.Tensor:
     if array.ndim not in (3, 4) or 0 in array.shape:
         raise ValueError(
             f"{where} must have the shape (N, H, W) or (N, H, W, C) with no side 0, "
@@ -170,7 +171,7 @@ def _images(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
 
 
 def _class_names(
-    content: dict[str, np.ndarray[Any, Any]],
+    content: dict[str, NDArray[Any]],
     splits: tuple[ImageArrays | None, ...],
     path: str,
 ) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class TorchvisionSource:
         root = Path(data_dir).expanduser()
         try:
             with warnings.catch_warnings():
-                # CIFAR's pickles are older than NumPy's rule; nothing to be done here
+                # NumPy 2.4.0 to 2.4.4 warn about pickles as old as CIFAR's
                 warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
                 return self.reader(str(root), train=train, download=download)
         except _FAILURES as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 import lightning as L
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -21,10 +21,8 @@ from leakwatch.models.registry import build_model
 _OPTIMIZERS = ("adam", "sgd")
 _SCHEDULERS = ("none", "cosine")
 
-Batch = tuple[
-    Float[Tensor, "batch channels height width"],
-    Int[Tensor, " batch"],
-]
+# (x, y) of shapes (B, C, H, W) and (B,); PyTorch's collation makes it a list
+Batch = Sequence[Tensor]
 
 
 @final

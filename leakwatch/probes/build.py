@@ -16,6 +16,7 @@ from leakwatch.probes.checks import (
     check_index,
     check_indices,
     check_inputs,
+    check_labels,
     check_normalization,
 )
 from leakwatch.probes.items import as_input, dataset_size, read_item
@@ -125,9 +126,9 @@ def _fields(
     )
     return {
         "x": x,
-        "y": y,
+        "y": check_labels(y, len(x)),
         "index": tuple(index),
-        "data_range": peak,
+        "data_range": float(peak),
         "prior_mean": prior[0].to(x.dtype),
         "prior_std": prior[1],
         "class_names": None if class_names is None else tuple(class_names),

@@ -15,7 +15,7 @@ from leakwatch.reporting.aggregates import (
     summarize_classes,
 )
 from leakwatch.reporting.extras import require
-from leakwatch.reporting.quantities import Quantity, class_name, describe
+from leakwatch.reporting.quantities import Quantity, class_label, describe
 from leakwatch.reporting.rows import Row
 from leakwatch.reporting.table import Column, LedgerTable, Moment
 from leakwatch.reporting.words import moment_words
@@ -88,7 +88,7 @@ def _class_traces(
 
     ranked = sorted(classes, key=exposure)
     place = {row.label: position for position, row in enumerate(ranked)}
-    names = {row.label: class_name(row.label, class_names) for row in ranked}
+    names = {row.label: class_label(row.label, class_names) for row in ranked}
     points = [
         (float(value), place[label], sample, label)
         for value, label, sample, ok in zip(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leakwatch.reporting.extras import require
-from leakwatch.reporting.quantities import HEADLINES, Quantity, class_name, describe
+from leakwatch.reporting.quantities import HEADLINES, Quantity, class_label, describe
 from leakwatch.reporting.table import Moment
 
 # Okabe and Ito's palette, distinct for the common colour-vision deficiencies.
@@ -122,7 +122,7 @@ def sample_name(
     """Return ``#12 · dog``, ready for a figure."""
     if label is None:
         return f"#{sample}"
-    return f"#{sample} · {short(class_name(label, class_names))}"
+    return f"#{sample} · {short(class_label(label, class_names))}"
 
 
 def text(content: str) -> str:

@@ -100,15 +100,26 @@ def class_names_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...] | 
     return None
 
 
-def class_name(label: int | None, names: Sequence[str] | None) -> str:
+def class_name(label: int, names: Sequence[str] | None) -> str:
     """Return the name of a class, or its number where it has no name.
 
     Example:
         >>> class_name(1, ("cat", "dog")), class_name(7, ("cat", "dog"))
         ('dog', '7')
     """
-    if label is None:
-        return "no class"
     if names is not None and 0 <= label < len(names) and names[label]:
         return names[label]
     return str(label)
+
+
+def class_label(label: int | None, names: Sequence[str] | None) -> str:
+    """Return the name of a class as a reader meets it in a sentence.
+
+    Example:
+        >>> class_label(1, ("cat", "dog")), class_label(7, None)
+        ('dog', 'class 7')
+    """
+    if label is None:
+        return "no class"
+    name = class_name(label, names)
+    return f"class {name}" if name == str(label) else name

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from leakwatch.reporting.markup import esc, table
 from leakwatch.reporting.plotting import ordered
-from leakwatch.reporting.quantities import HEADLINES, Quantity, class_name, describe
+from leakwatch.reporting.quantities import HEADLINES, Quantity, class_label, describe
 from leakwatch.reporting.rows import is_usable, status_reason, status_word
 from leakwatch.reporting.table import LedgerTable
 from leakwatch.reporting.words import count, moment_words, number, psnr_level
@@ -47,7 +47,7 @@ def sample_table(
     rows = [
         _row(
             sample,
-            class_name(labels[sample], class_names),
+            class_label(labels[sample], class_names),
             list(zip(names, cells[sample], strict=True)),
             pictures,
         )

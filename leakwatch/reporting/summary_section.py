@@ -11,7 +11,7 @@ import numpy as np
 from leakwatch.reporting.aggregates import count_excluded, describe_counts
 from leakwatch.reporting.headline import Headline
 from leakwatch.reporting.markup import card, esc
-from leakwatch.reporting.quantities import class_name
+from leakwatch.reporting.quantities import class_label
 from leakwatch.reporting.rows import status_reason, status_word
 from leakwatch.reporting.table import LedgerTable
 from leakwatch.reporting.words import (
@@ -66,7 +66,7 @@ def cards(
         if sample is not None:
             label = column.labels[column.samples.index(sample)]
             about = f"sample #{sample}"
-            about += "" if label is None else f", {class_name(label, class_names)}"
+            about += "" if label is None else f", {class_label(label, class_names)}"
         found.append(
             card(
                 "Most exposed sample",
@@ -134,7 +134,7 @@ def strip(headline: Headline | None, class_names: Sequence[str] | None) -> str:
 
     dots = "".join(
         f'<i style="left:{place(float(value)):.2f}%;top:{12 + 11 * (turn % 3)}px" '
-        f'title="#{sample}, {esc(class_name(label, class_names))}: '
+        f'title="#{sample}, {esc(class_label(label, class_names))}: '
         f'{decibels(float(value))}"></i>'
         for turn, (value, sample, label, ok) in enumerate(
             zip(column.values, column.samples, column.labels, usable, strict=True)

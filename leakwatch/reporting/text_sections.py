@@ -9,7 +9,7 @@ from typing import Any, Final
 from leakwatch.reporting.aggregates import Spread, spread_of_classes, summarize_classes
 from leakwatch.reporting.markup import esc, table
 from leakwatch.reporting.plotting import ordered
-from leakwatch.reporting.quantities import Quantity, class_name, describe
+from leakwatch.reporting.quantities import Quantity, class_label, describe
 from leakwatch.reporting.table import LedgerTable
 from leakwatch.reporting.words import moment_words, number
 
@@ -119,8 +119,8 @@ def class_table(
         return ""
     quantity = describe(name, quantities)
     rows = [
-        f'<tr><td data-sort="{esc(class_name(row.label, class_names))}">'
-        f"{esc(class_name(row.label, class_names))}</td>"
+        f'<tr><td data-sort="{esc(class_label(row.label, class_names))}">'
+        f"{esc(class_label(row.label, class_names))}</td>"
         f'<td class="num" data-sort="{row.used}">{row.used} of {row.count}</td>'
         + "".join(_number_cell(value, row.reason) for value in (row.mean, row.median))
         + "</tr>"
@@ -205,7 +205,7 @@ def _fairness_row(
     if quantity.sign < 0:
         ends.reverse()
     names = [
-        "not known" if label is None else class_name(label, class_names)
+        "not known" if label is None else class_label(label, class_names)
         for label in ends
     ]
     if quantity.sign == 0 and spread.highest is not None:

@@ -2,15 +2,16 @@
 
 from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
 from leakwatch.scores.api import evaluate, score
-from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.registry import Score, available, get, groups, register, resolve
 from leakwatch.scores.result import STATUS_WORDS, ScoreResult, Status, Value
+from leakwatch.scores.settings import Settings
 
 __all__ = [
     "STATUS_WORDS",
     "Evidence",
-    "ScoreResult",
     "Score",
+    "ScoreResult",
     "Settings",
     "Status",
     "Value",

@@ -11,28 +11,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.gradients import Criterion, GradientMap
-from leakwatch.jacobian import GradientJacobian
-from leakwatch.scores.evidence import Settings
-from leakwatch.scores.planner import Plan, Solver, check_solver, measure, plan
+from leakwatch.scores.collection import collect
+from leakwatch.scores.planner import Solver, check_solver, plan
 from leakwatch.scores.registry import Score, resolve
-from leakwatch.scores.result import ScoreResult, Status
+from leakwatch.scores.result import ScoreResult
+from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive
+
+__all__ = ["DEFAULT_MAX_MEMORY", "check_positive", "evaluate", "score"]
 
 #: MiB that the Jacobian of one sample may take before ``auto`` gives up the exact way.
 DEFAULT_MAX_MEMORY = 2048
-_GROUP_BYTES = 512 * 2**20
 
 
 def score(
     module: nn.Module,
     x: Float[Tensor, "batch ..."],
     y: Int[Tensor, " batch"],
-    scores: str | Iterable[str] = ("lavp", "i2f"),
+    scores: str | Score | Iterable[str | Score] = ("lavp", "i2f"),
     *,
     noise_std: float | None = None,
     delta: Float[Tensor, "batch d_theta"] | None = None,
     epsilon: float = 0.0,
     prior_std: float | None = None,
-    prior_mean: Float[Tensor, "..."] | None = None,
+    prior_mean: Float[Tensor, "*sample"] | None = None,
     prior_covariance: Float[Tensor, "d_x d_x"] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -41,7 +42,7 @@ def score(
     criterion: Criterion | None = None,
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float32,
-    max_memory: int = DEFAULT_MAX_MEMORY,
+    max_memory: float = DEFAULT_MAX_MEMORY,
 ) -> ScoreResult:
     """Leakage scores of each sample, without attacking.
 
@@ -50,11 +51,13 @@ def score(
             logits, unless ``criterion`` says otherwise.
         x: network inputs, floating point.
         y: class indices.
-        scores: names or groups (``"lavp"``, ``"i2f"``, ``"bayes"``, ``"norms"``).
+        scores: names or groups (``"lavp"``, ``"i2f"``, ``"bayes"``, ``"norms"``), or
+            :class:`Score` objects of your own.
         noise_std: s, standard deviation of the Gaussian noise assumed on each entry of
             the shared gradient, in gradient units. The I²F and Bayesian scores need it.
         delta: one perturbation of each sample's gradient, instead of an average over
-            Gaussian noise; in the order of ``named_parameters()``.
+            Gaussian noise; in the order of ``named_parameters()``. The Bayesian scores
+            need ``noise_std`` beside it.
         epsilon: damping of I²F, in units of the eigenvalues of H.
         prior_std: R, standard deviation of a pixel around the prior mean, pixel
             units. Default: that of a pixel uniform on the data range, range/√12.
@@ -80,7 +83,8 @@ def score(
 
     Example:
         >>> import torch
-        >>> net = torch.nn.Linear(4, 3)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Sigmoid(),
+        ...                           torch.nn.Linear(6, 3))
         >>> result = score(net, torch.rand(2, 4), torch.tensor([0, 2]), noise_std=1e-3)
         >>> result["lavp_l2_max"].shape, str(result.status["i2f"][0])
         (torch.Size([2]), 'ok')
@@ -88,28 +92,24 @@ def score(
     started = time.perf_counter()
     wanted = resolve(scores)
     solver = check_solver(solver)
-    covers = {"noise"} & set().union(*(s.needs for s in wanted))
-    if covers and noise_std is None and delta is None:
-        names = ", ".join(s.name for s in wanted if "noise" in s.needs)
-        raise ValueError(
-            f"{names} need noise_std, the standard deviation of the noise assumed on "
-            f"the shared gradient (for instance noise_std=1e-2), or a delta."
-        )
-    check_positive(noise_std=noise_std, prior_std=prior_std, data_range=data_range)
-    if not (math.isfinite(epsilon) and epsilon >= 0):
-        raise ValueError(f"epsilon must be finite and at least 0, got {epsilon}.")
-    gradients = GradientMap(module, criterion, dtype=dtype)
-    device = next(gradients.module.parameters()).device
-    x, y = x.detach().to(device), y.to(device)
-    gradients.check(x, y)
+    check_positive(data_range=data_range, max_memory=max_memory)
     settings = Settings(
         noise_std=noise_std,
         epsilon=epsilon,
-        prior_std=data_range * 12**-0.5 if prior_std is None else prior_std,
+        prior_std=data_range * UNIFORM_STD if prior_std is None else prior_std,
         data_range=data_range,
         target_psnr=target_psnr,
         prior_covariance=prior_covariance,
     )
+    _check_noise(wanted, settings, delta)
+    gradients = GradientMap(module, criterion, dtype=dtype)
+    gradients.check(x, y)
+    device = next(gradients.module.parameters()).device
+    x, y = x.detach().to(device), y.to(device)
+    if (mean is None) != (std is None):
+        raise ValueError(
+            "mean and std describe one normalisation; give both or neither."
+        )
     return evaluate(
         gradients,
         x,
@@ -127,19 +127,19 @@ def score(
 
 def evaluate(
     gradients: GradientMap,
-    x: Tensor,
-    y: Tensor,
+    x: Float[Tensor, "batch ..."],
+    y: Int[Tensor, " batch"],
     scores: Sequence[Score],
     settings: Settings,
     *,
     solver: Solver = "auto",
-    max_memory: int = DEFAULT_MAX_MEMORY,
-    input_scale: Tensor | None = None,
-    offset: Tensor | None = None,
-    delta: Tensor | None = None,
+    max_memory: float = DEFAULT_MAX_MEMORY,
+    input_scale: Float[Tensor, " d_x"] | None = None,
+    offset: Float[Tensor, "batch d_x"] | None = None,
+    delta: Float[Tensor, "batch d_theta"] | None = None,
     started: float | None = None,
 ) -> ScoreResult:
-    """:func:`score` for arguments that have been checked.
+    """:func:`score` for a gradient map, and inputs that have been checked.
 
     Args:
         gradients: the gradient map.
@@ -149,80 +149,113 @@ def evaluate(
         settings: noise, prior and pixels.
         solver: as in :func:`score`.
         max_memory: as in :func:`score`.
-        input_scale: d(input)/d(pixel), ``(d_x,)``.
-        offset: x − μ in pixel units, ``(batch, d_x)``; only with ``delta``.
-        delta: perturbations, ``(batch, d_θ)``.
+        input_scale: d(input)/d(pixel).
+        offset: x − μ in pixel units; only used with ``delta``.
+        delta: perturbations.
         started: ``time.perf_counter()`` at the start.
 
     Returns:
-        The scores.
+        The scores. A sample that can't be scored has the status ``failed``.
+
+    Raises:
+        ValueError: for a perturbation or a covariance of another shape, an empty batch,
+            or missing noise_std.
+        Exception: that which stopped every single sample.
     """
     started = time.perf_counter() if started is None else started
-    values: dict[str, list[float]] = {s.name: [] for s in scores}
-    status: dict[str, list[Status]] = {s.name: [] for s in scores}
-    spectra: list[Tensor] = []
-    chosen: Plan | None = None
-    group = max(1, _GROUP_BYTES // (8 * gradients.size))
-    vectors = delta is not None or settings.prior_covariance is not None
-    for start in range(0, len(x), group):
-        part = slice(start, start + group)
-        jacobian = GradientJacobian(
-            gradients, x[part], y[part], input_scale=input_scale
+    if len(x) == 0:
+        raise ValueError("there is no sample to score: the batch is empty.")
+    _check_noise(scores, settings, delta)
+    _check_shapes(gradients, x, settings, delta)
+    chosen = plan(
+        scores,
+        gradients,
+        x,
+        y,
+        solver=solver,
+        max_memory=max_memory,
+        eigenvectors=delta is not None or settings.prior_covariance is not None,
+    )
+    rows = collect(
+        gradients,
+        x,
+        y,
+        scores,
+        settings,
+        chosen,
+        input_scale=input_scale,
+        offset=None if offset is None else offset.to(x.device).double(),
+        delta=None if delta is None else delta.detach().to(x.device),
+    )
+    spectra = None
+    if chosen.solver == "exact":
+        lost = torch.full((x[0].numel(),), math.nan, dtype=torch.float64)
+        spectra = torch.stack(
+            [lost if row.eigenvalues is None else row.eigenvalues for row in rows]
         )
-        if chosen is None:
-            chosen = plan(
-                scores,
-                jacobian,
-                solver=solver,
-                max_memory=max_memory,
-                eigenvectors=vectors,
-            )
-        pulled = None
-        if delta is not None:
-            pulled = jacobian.rmatvec(delta[part].to(x.device)).double()
-        for evidence in measure(
-            jacobian,
-            chosen,
-            losses=gradients.losses(x[part], y[part]),
-            pulled=pulled,
-            offset=None if offset is None else offset[part],
-        ):
-            for s in scores:
-                number, word = s.compute(evidence, settings)
-                values[s.name].append(number)
-                status[s.name].append(word)
-            if evidence.eigenvalues is not None:
-                spectra.append(evidence.eigenvalues.cpu())
-    assert chosen is not None
     return ScoreResult(
-        numbers={k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()},
-        status={k: tuple(v) for k, v in status.items()},
+        numbers={
+            s.name: torch.tensor(
+                [row.values[s.name].number for row in rows], dtype=torch.float64
+            )
+            for s in scores
+        },
+        status={s.name: tuple(r.values[s.name].status for r in rows) for s in scores},
         solver=chosen.solver,
         reason=chosen.reason,
-        eigenvalues=torch.stack(spectra) if spectra else None,
+        eigenvalues=spectra,
         seconds=time.perf_counter() - started,
     )
 
 
-def check_positive(**numbers: float | None) -> None:
-    """Raises a ValueError for a number that is given and not positive and finite."""
-    for name, number in numbers.items():
-        if number is not None and not (math.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be positive and finite, got {number}.")
+def _check_noise(
+    scores: Sequence[Score], settings: Settings, delta: Tensor | None
+) -> None:
+    names = [s.name for s in scores if "noise" in s.needs]
+    if names and settings.noise_std is None and delta is None:
+        raise ValueError(
+            f"{', '.join(names)} need noise_std, the standard deviation of the noise "
+            f"assumed on the shared gradient (for instance noise_std=1e-2), or a delta."
+        )
+
+
+def _check_shapes(
+    gradients: GradientMap, x: Tensor, settings: Settings, delta: Tensor | None
+) -> None:
+    d_x = x[0].numel()
+    if delta is not None:
+        expected = (len(x), gradients.size)
+        if tuple(delta.shape) != expected or not delta.is_floating_point():
+            raise ValueError(
+                f"delta must hold one floating point perturbation of the gradient per "
+                f"sample, (batch, d_θ) = {expected}, got {tuple(delta.shape)} of "
+                f"{delta.dtype}."
+            )
+        if not bool(torch.isfinite(delta).all()):
+            raise ValueError("delta must be finite, but holds NaN or infinity.")
+    covariance = settings.prior_covariance
+    if covariance is not None and covariance.shape[0] != d_x:
+        raise ValueError(
+            f"prior_covariance must be ({d_x}, {d_x}) for inputs of {d_x} elements, "
+            f"got {tuple(covariance.shape)}."
+        )
 
 
 def _input_scale(x: Tensor, std: Sequence[float] | None) -> Tensor | None:
-    if std is None:
-        return None
-    return (1 / _per_channel(x, std, "std")).reshape(-1)
+    return None if std is None else (1 / _per_channel(x, std, "std")).reshape(-1)
 
 
 def _per_channel(x: Tensor, numbers: Sequence[float], name: str) -> Tensor:
     """One number per channel, spread over one sample's shape, float64."""
-    if x.ndim < 2 or len(numbers) not in (1, x.shape[1]):
+    if len(numbers) not in (1, x.shape[1]):
         raise ValueError(
-            f"{name} must have one entry per channel, {x.shape[1] if x.ndim > 1 else 1}"
-            f" here, got {len(numbers)}."
+            f"{name} must have one entry per channel, {x.shape[1]} here, got "
+            f"{len(numbers)}."
+        )
+    if not all(math.isfinite(n) and (n > 0 or name == "mean") for n in numbers):
+        raise ValueError(
+            f"{name} must be finite{'' if name == 'mean' else ' and positive'}, got "
+            f"{tuple(numbers)}."
         )
     t = torch.tensor(numbers, dtype=torch.float64, device=x.device)
     return t.view(-1, *[1] * (x.ndim - 2)).expand(x.shape[1:])
@@ -235,21 +268,16 @@ def _offset(
     prior_mean: Tensor | None,
     data_range: float,
 ) -> Tensor:
+    """Distance from the prior mean, x − μ, in pixel units, flattened."""
     pixels = x.double()
-    if (mean is None) != (std is None):
-        raise ValueError(
-            "mean and std describe one normalisation; give both or neither."
-        )
     if mean is not None and std is not None:
         pixels = pixels * _per_channel(x, std, "std") + _per_channel(x, mean, "mean")
-    centre = (
-        torch.full_like(pixels[0], data_range / 2)
-        if prior_mean is None
-        else prior_mean.to(pixels)
-    )
-    if centre.shape != pixels.shape[1:]:
-        raise ValueError(
-            f"prior_mean must have the shape of one sample, {tuple(pixels.shape[1:])}, "
-            f"got {tuple(centre.shape)}."
-        )
+    centre = torch.full_like(pixels[0], data_range / 2)
+    if prior_mean is not None:
+        if prior_mean.shape != centre.shape or not prior_mean.isfinite().all():
+            raise ValueError(
+                f"prior_mean must be finite and have the shape of one sample, "
+                f"{tuple(centre.shape)}, got {tuple(prior_mean.shape)}."
+            )
+        centre = prior_mean.to(pixels)
     return (pixels - centre).flatten(1)

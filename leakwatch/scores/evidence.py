@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.scores.result import Status, Value
+from leakwatch.scores.result import Status, Value, judged
+
+_EPS64 = float(torch.finfo(torch.float64).eps)
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Settings:
-    """What the scores assume about noise, prior and pixels.
+@dataclass(frozen=True)
+class Precision:
+    """How far rounding can have moved the eigenvalues of H = JᵀJ.
+
+    See :func:`leakwatch.spectrum.precision_floor` for the derivation.
 
     Attributes:
-        noise_std: s, standard deviation of Gaussian noise on every entry of the
-            shared gradient; ``None`` when no Gaussian noise is assumed.
-        epsilon: ε, the damping of I²F, in units of the eigenvalues of H; 0 is the
-            undamped score of Eq. 4 and Eq. 6.
-        prior_std: R, standard deviation of one pixel around the prior mean, pixel
-            units.
-        data_range: peak of the PSNR, in pixel units.
-        target_psnr: the predicted PSNR, in dB, that ``noise_std_for_psnr`` aims at.
-        prior_covariance: ``(d_x, d_x)`` in pixel units squared, instead of R².
+        absolute: error of any eigenvalue, from forming and solving in float64.
+        factor: error of any singular value σ = √λ, from the arithmetic of J.
     """
 
-    noise_std: float | None = None
-    epsilon: float = 0.0
-    prior_std: float = 12**-0.5
-    data_range: float = 1.0
-    target_psnr: float = 20.0
-    prior_covariance: Float[Tensor, "d_x d_x"] | None = None
+    absolute: float = 0.0
+    factor: float = 0.0
+
+    @classmethod
+    def of(cls, lambda_max: float, size: int, eps: float) -> Precision:
+        """For an H of ``size`` rows, in float64, from a J of relative error eps."""
+        top = max(lambda_max, 0.0)
+        return cls(
+            absolute=(size + math.sqrt(size)) * _EPS64 * top,
+            factor=eps * math.sqrt(size * top),
+        )
+
+    def scaled(self, by: float) -> Precision:
+        """The same for ``by`` · H."""
+        return Precision(self.absolute * by, self.factor * math.sqrt(by))
+
+    def bounds(self, eigenvalues: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """The least and the most that each eigenvalue can be.
+
+        Args:
+            eigenvalues: descending, at least 0.
+            rank: eigenvalues from here on are zero by dimension, so exact.
+        """
+        width = self.absolute + 2 * self.factor * eigenvalues.sqrt() + self.factor**2
+        width = torch.where(torch.arange(len(width)).to(width.device) < rank, width, 0)
+        return (eigenvalues - width).clamp_min(0), eigenvalues + width
 
 
 @final
@@ -52,12 +70,18 @@ class Evidence:
         cos_max: largest eigenvalue of the cosine Hessian.
         cos_min: smallest.
         trace: Σ λ_i = ‖J‖²_F.
-        eigenvalues: all of them, descending; ``None`` when only the ends are known.
-        floor: what the arithmetic can't tell from zero among the eigenvalues.
+        eigenvalues: all of them, descending, at least 0; ``None`` when only the ends
+            are known.
+        precision: what rounding can have done to them.
+        rank: min(d_θ, d_x): from here on eigenvalues are exactly zero.
         eigenvectors: input-space singular vectors u_i as columns; only when something
             asked for them.
         pulled: Jᵀδ for a given perturbation δ of the gradient.
+        pulled_error: what rounding can have done to it along any u_i.
         offset: x − μ, distance from the prior mean, pixel units.
+        why_no_spectrum: why ``eigenvalues`` or ``eigenvectors`` is ``None``.
+        failure: why nothing but loss and ‖g‖ could be measured.
+        memo: intermediate results that several scores of this sample share.
     """
 
     d_x: int
@@ -69,45 +93,56 @@ class Evidence:
     cos_min: Value
     trace: Value
     eigenvalues: Float[Tensor, " d_x"] | None = None
-    floor: float = 0.0
+    precision: Precision = Precision()
+    rank: int = 0
     eigenvectors: Float[Tensor, "d_x d_x"] | None = None
     pulled: Float[Tensor, " d_x"] | None = None
+    pulled_error: float = 0.0
     offset: Float[Tensor, " d_x"] | None = None
-    why_no_spectrum: str = field(default="")
+    why_no_spectrum: str = ""
+    failure: Status | None = None
+    memo: dict[str, Any] = field(default_factory=dict)
 
     def no_spectrum(self) -> Value:
         """The answer of a score that needs the whole spectrum and has none."""
-        return Value(float("nan"), Status("not computed", self.why_no_spectrum))
+        return Value.without("not computed", self.why_no_spectrum)
 
-    def of_spectrum(self, formula: Callable[[Tensor], float], what: str) -> Value:
-        """A formula of all eigenvalues, with a check that the smallest don't matter.
-
-        Eigenvalues below the floor may be anything from 0 to the floor. The formula is
-        evaluated at both ends; where that changes the answer by more than 1 %, the
-        answer is unresolved and its number is NaN.
+    def of_spectrum(
+        self,
+        terms: Callable[[Tensor], Tensor],
+        total: Callable[[float], float],
+        what: str = "the smallest eigenvalues of H",
+        *,
+        least: Callable[[Tensor], Tensor] | None = None,
+        most: Callable[[Tensor], Tensor] | None = None,
+        turning: float | None = None,
+    ) -> Value:
+        """A sum over all eigenvalues, judged by what rounding can have done to them.
 
         Args:
-            formula: eigenvalues ``(d_x,)`` ↦ number.
-            what: the words for the reason.
+            terms: eigenvalues ``(d_x,)`` ↦ one term each; monotone, or with a single
+                maximum.
+            total: sum of the terms ↦ number; increasing.
+            what: what the smallest eigenvalues are called in a reason.
+            least: lower bound of the terms, when they have errors of their own.
+            most: upper bound of them.
+            turning: where the maximum of a term is, unless it is monotone.
+
+        Returns:
+            The number, ``ok``, ``estimated`` or ``unresolved``; ``not computed``
+            without a spectrum.
         """
         if self.eigenvalues is None:
             return self.no_spectrum()
-        if not bool(torch.isfinite(self.eigenvalues).all()):
-            return Value(float("nan"), self.lambda_max.status)
-        below = self.eigenvalues < self.floor
-        value = formula(self.eigenvalues.clamp_min(0))
-        if not bool(below.any()):
-            return Value(value)
-        low = formula(torch.where(below, 0.0, self.eigenvalues))
-        high = formula(torch.where(below, self.floor, self.eigenvalues))
-        if abs(high - low) <= 0.01 * max(abs(low), abs(high)):
-            return Value(value)
-        return Value(
-            float("nan"),
-            Status(
-                "unresolved",
-                f"{int(below.sum())} of {self.d_x} eigenvalues are below the precision "
-                f"floor {self.floor:.1e} and {what} depends on them; use "
-                f"dtype=torch.float64, a damping epsilon, or the Bayesian score",
-            ),
+        low, high = self.precision.bounds(self.eigenvalues, self.rank)
+        ends = [low, high]
+        if turning is not None:
+            ends.append(torch.clamp(torch.full_like(low, turning), low, high))
+        at_least = torch.stack([(least or terms)(e) for e in ends]).amin(0)
+        at_most = torch.stack([(most or terms)(e) for e in ends]).amax(0)
+        return judged(
+            total(float(terms(self.eigenvalues).sum())),
+            total(float(at_least.sum())),
+            total(float(at_most.sum())),
+            what,
         )

@@ -16,39 +16,75 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.norms import root
 from leakwatch.scores.registry import Direction, Need, Score, register
-from leakwatch.scores.result import Status, Value
+from leakwatch.scores.result import Value
+from leakwatch.scores.settings import Settings
 
 
 def i2f(evidence: Evidence, settings: Settings) -> Value:
     """‖(H+εI)⁻¹Jᵀδ‖ (Eq. 4, damped as in Sec. 4).
 
     For Gaussian δ: √(s² Σ λ_i/(λ_i+ε)²), which is Eq. 6 at ε = 0.
+
+    It is undefined where it would be infinite: without damping, when the gradient has
+    fewer entries than the image; and where H = 0. With damping, directions that the
+    gradient hardly shows (λ_i far below ε) count as *no* error, so a damped I²F can be
+    small for an image that can't be recovered; i2f_bayes counts them in full.
     """
     eps = settings.epsilon
-    if evidence.pulled is not None:
-        if evidence.eigenvectors is None:
-            return evidence.no_spectrum()
-        c = evidence.eigenvectors.T @ evidence.pulled
-        return evidence.of_spectrum(
-            lambda lam: _finite_norm(c, lam + eps), "this I²F"
+    if evidence.eigenvalues is None:
+        return evidence.no_spectrum()
+    if float(evidence.eigenvalues[0]) <= 0:
+        return _NO_JACOBIAN
+    if eps == 0 and evidence.rank < evidence.d_x:
+        return Value.without(
+            "undefined",
+            f"infinite: a gradient of {evidence.rank} entries can't determine "
+            f"{evidence.d_x} pixels; use i2f_bayes, or a damping epsilon",
         )
-    s = _noise(settings)
+    if evidence.pulled is not None:
+        return _given(evidence, eps)
+    if settings.noise_std is None:
+        return _NO_NOISE
+    s = settings.noise_std
+    # Single divisions: λ² leaves the range of float64 late in training.
     return evidence.of_spectrum(
-        lambda lam: _finite_norm(s * lam.sqrt(), lam + eps), "I²F"
+        lambda lam: _ratio(s * s, lam + eps) * _ratio(lam, lam + eps, at_zero=1.0),
+        math.sqrt,
+        _DIRECTIONS,
+        turning=eps if eps > 0 else None,
+    )
+
+
+def _given(evidence: Evidence, eps: float) -> Value:
+    """‖(H+εI)⁻¹Jᵀδ‖ for the δ at hand."""
+    if evidence.eigenvectors is None or evidence.pulled is None:
+        return evidence.no_spectrum()
+    c = (evidence.eigenvectors.T @ evidence.pulled).abs()
+    error = evidence.pulled_error
+    return evidence.of_spectrum(
+        lambda lam: _ratio(c, lam + eps).square(),
+        math.sqrt,
+        _DIRECTIONS,
+        least=lambda lam: _ratio((c - error).clamp_min(0), lam + eps).square(),
+        most=lambda lam: _ratio(c + error, lam + eps).square(),
     )
 
 
 def i2f_lb(evidence: Evidence, settings: Settings) -> Value:
-    """‖Jᵀδ‖/λ_1, the lower bound of I²F (Eq. 5)."""
+    """‖Jᵀδ‖/λ_1, the lower bound of I²F (Eq. 5).
+
+    For Gaussian δ: s √Σλ_i / λ_1, the root mean square of that bound.
+    """
     top = evidence.lambda_max
     nom = i2f_nom(evidence, settings)
-    if not top.status.usable:
-        return Value(float("nan"), top.status)
+    for part in (top, nom):
+        if not part.status.usable:
+            return Value(math.nan, part.status)
     if top.number <= 0:
-        return Value(float("nan"), _NO_JACOBIAN)
+        return _NO_JACOBIAN
     return Value(nom.number / top.number, nom.status)
 
 
@@ -56,8 +92,10 @@ def i2f_nom(evidence: Evidence, settings: Settings) -> Value:
     """‖Jᵀδ‖, the numerator of the lower bound (Sec. 4); Gaussian: s √Σλ_i."""
     if evidence.pulled is not None:
         return Value(float(evidence.pulled.norm()))
+    if settings.noise_std is None:
+        return _NO_NOISE
     size = root(evidence.trace)
-    return Value(_noise(settings) * size.number, size.status)
+    return Value(settings.noise_std * size.number, size.status)
 
 
 def i2f_psnr(evidence: Evidence, settings: Settings) -> Value:
@@ -76,31 +114,37 @@ def psnr(error: Value, d_x: int, data_range: float) -> Value:
     Returns:
         20 log10(range · √d_x / error) with the status of the error; an error of zero
         is undefined rather than infinite.
+
+    Example:
+        >>> psnr(Value(2.8), 784, 1.0).number
+        20.0
     """
     if not error.status.usable:
-        return Value(float("nan"), error.status)
+        return Value(math.nan, error.status)
     if error.number <= 0:
-        return Value(float("nan"), Status("undefined", "the predicted error is zero"))
+        return Value.without(
+            "undefined", "infinite: the predicted error is zero, a perfect recovery"
+        )
     return Value(
         20 * math.log10(data_range * math.sqrt(d_x) / error.number), error.status
     )
 
 
-_NO_JACOBIAN = Status(
-    "undefined", "the gradient does not depend on the image (H = 0), nothing to invert"
+_DIRECTIONS = "the directions that the gradient shows least decide, and they"
+_NO_JACOBIAN = Value.without(
+    "undefined",
+    "infinite: the gradient does not depend on the image (H = 0), so there is nothing "
+    "to invert",
 )
+_NO_NOISE = Value.without("not computed", "needs noise_std, or a perturbation delta")
 
 
-def _finite_norm(numerator: Tensor, denominator: Tensor) -> float:
-    """‖numerator/denominator‖ where 0/0 counts as inf: that direction is free."""
-    ratio = torch.where(denominator > 0, numerator / denominator, torch.inf)
-    return float(ratio.norm())
-
-
-def _noise(settings: Settings) -> float:
-    if settings.noise_std is None:
-        raise ValueError("I²F needs noise_std, or a perturbation delta")
-    return settings.noise_std
+def _ratio(
+    numerator: Tensor | float, denominator: Tensor, at_zero: float = math.inf
+) -> Tensor:
+    """A quotient with a value of its own where the denominator is zero."""
+    safe = torch.where(denominator > 0, denominator, 1.0)
+    return torch.where(denominator > 0, numerator / safe, at_zero)
 
 
 def _score(
@@ -129,7 +173,8 @@ _score(
     i2f_psnr,
     {"spectrum"},
     "dB",
-    "PSNR that a perfect attacker without prior knowledge is predicted to reach.",
+    "Quality of the picture predicted for a perfect attacker who knows nothing about "
+    "images.",
     "Eq. 4, 6",
     "higher = more exposed",
 )
@@ -137,7 +182,7 @@ _score(
     i2f,
     {"spectrum"},
     "pixel (norm over the image)",
-    "Predicted recovery error of a perfect attacker under the assumed noise.",
+    "Recovery error predicted for a perfect attacker who knows nothing about images.",
     "Eq. 4, 6",
 )
 _score(
@@ -151,6 +196,7 @@ _score(
     i2f_nom,
     {"trace"},
     "gradient² / pixel",
-    "Noise as the image sees it, before inversion.",
+    "Numerator of i2f_lb: the noise as it arrives at the image. Under equal noise it "
+    "is jacobian_norm times noise_std, and that is claimed to mean the opposite.",
     "Sec. 4",
 )

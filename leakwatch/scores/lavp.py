@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.registry import Need, Score, register
-from leakwatch.scores.result import Value
+from leakwatch.scores.result import OK, Value
+from leakwatch.scores.settings import Settings
 
 
 def lavp_l2_max(evidence: Evidence, settings: Settings) -> Value:
@@ -39,13 +40,14 @@ def lavp_cos_min(evidence: Evidence, settings: Settings) -> Value:
 def lavp_fusion(evidence: Evidence, settings: Settings) -> Value:
     """√(lavp_l2_max · lavp_cos_min), the loss-agnostic score (Table 3)."""
     parts = (evidence.lambda_max, evidence.cos_min)
-    number = math.sqrt(max(parts[0].number, 0.0)) * math.sqrt(
-        max(parts[1].number, 0.0)
-    )
-    for part in parts:
-        if not part.status.usable:
-            return Value(number, part.status)
-    return Value(number)
+    # Of two statuses the worse holds: first one without a number, then an estimate.
+    status = OK
+    for part in sorted(parts, key=lambda value: value.status.usable):
+        if part.status != OK:
+            status = part.status
+            break
+    first, second = (math.sqrt(max(p.number, 0.0)) for p in parts)
+    return Value(first * second if status.usable else math.nan, status)
 
 
 def _score(
@@ -73,34 +75,36 @@ _score(
     lavp_l2_max,
     {"lambda_max"},
     "gradient² / pixel²",
-    "Steepest curvature of L2 gradient matching at the true image.",
+    "How steeply the gradient distance rises around the true image, at most; steeper "
+    "is claimed to be harder to attack.",
     "Theorem 3",
 )
 _score(
     lavp_l2_min,
     {"lambda_min"},
     "gradient² / pixel²",
-    "Flattest curvature of L2 gradient matching at the true image.",
+    "How steeply the gradient distance rises around the true image, at least; steeper "
+    "is claimed to be harder to attack.",
     "Theorem 3",
 )
 _score(
     lavp_cos_max,
     {"lambda_max", "cosine"},
     "1 / pixel²",
-    "Steepest curvature of cosine gradient matching at the true image.",
+    "As lavp_l2_max, for attacks that match the direction of the gradient only.",
     "Theorem 4",
 )
 _score(
     lavp_cos_min,
     {"lambda_min", "cosine"},
     "1 / pixel²",
-    "Flattest curvature of cosine gradient matching at the true image.",
+    "As lavp_l2_min, for attacks that match the direction of the gradient only.",
     "Theorem 4",
 )
 _score(
     lavp_fusion,
     {"lambda_max", "lambda_min", "cosine"},
     "gradient / pixel²",
-    "Geometric mean of lavp_l2_max and lavp_cos_min, for an unknown matching loss.",
+    "Geometric mean of lavp_l2_max and lavp_cos_min, for an attack of unknown kind.",
     "Table 3",
 )

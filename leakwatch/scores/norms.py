@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.registry import Score, register
 from leakwatch.scores.result import Value
+from leakwatch.scores.settings import Settings
 
 
 def grad_norm(evidence: Evidence, settings: Settings) -> Value:
@@ -26,6 +27,8 @@ def jacobian_norm(evidence: Evidence, settings: Settings) -> Value:
 
 def root(value: Value) -> Value:
     """√ of a value that can't be negative, with the same status."""
+    if math.isnan(value.number):
+        return value
     return Value(math.sqrt(max(value.number, 0.0)), value.status)
 
 
@@ -36,7 +39,7 @@ register(
         needs=frozenset(),
         unit="gradient",
         direction="higher = more exposed",
-        meaning="Norm of the sample's gradient; near zero nothing can be matched.",
+        meaning="Norm of the shared gradient; near zero, any noise hides the image.",
         source="common heuristic, e.g. Geiping et al. 2020; a baseline",
     ),
     "norms",
@@ -48,7 +51,7 @@ register(
         needs=frozenset({"trace"}),
         unit="gradient / pixel",
         direction="higher = more exposed",
-        meaning="How strongly the gradient reacts to the image over all directions.",
+        meaning="How strongly the gradient reacts to the image, over all directions.",
         source="Mo et al. 2021 (EuroS&P), sensitivity; a baseline",
     ),
     "norms",
@@ -60,7 +63,7 @@ register(
         needs=frozenset(),
         unit="nat",
         direction="higher = more exposed",
-        meaning="Loss of the sample; late in training it and the gradient vanish.",
+        meaning="Loss of the sample; where it vanishes, so does the shared gradient.",
         source="a baseline",
     ),
     "norms",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, NoReturn, TypeAlias, final
 
-from leakwatch.scores.evidence import Evidence, Settings
+from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.result import Value
+from leakwatch.scores.settings import Settings
 
 #: What a score may need to be measured.
 Need: TypeAlias = Literal[
@@ -24,7 +25,9 @@ class Score:
     Attributes:
         name: key in results, ledger and logs.
         compute: the number from what was measured about a sample.
-        needs: what has to be measured.
+        needs: what has to be measured. ``"cosine"`` makes the ends that are asked for
+            available for the cosine distance too; ``"noise"`` stands for ``noise_std``
+            or a perturbation. Without needs only loss and ‖g‖ are there.
         unit: in words.
         direction: which end means more exposure, so which end is the worst sample.
         meaning: one sentence for people who have not read the papers.
@@ -47,6 +50,8 @@ _GROUPS: dict[str, list[str]] = {}
 def register(score: Score, *groups: str) -> Score:
     """Adds a score under its name and to groups that can be asked for as one.
 
+    A group may bear the name of one of its scores, as ``"i2f"`` does.
+
     Args:
         score: the score.
         groups: names of groups, such as ``"lavp"``.
@@ -58,7 +63,16 @@ def register(score: Score, *groups: str) -> Score:
         ValueError: if the name is taken, by a score or a group.
     """
     if score.name in _SCORES or (score.name in _GROUPS and score.name not in groups):
-        raise ValueError(f"a score or group named {score.name!r} is registered already")
+        raise ValueError(
+            f"a score or group named {score.name!r} is registered already; choose "
+            f"another name"
+        )
+    for group in groups:
+        if group in _SCORES and group not in _GROUPS and group != score.name:
+            raise ValueError(
+                f"{group!r} is the name of a score, so it can't be a group of "
+                f"{score.name!r}; choose another group name"
+            )
     _SCORES[score.name] = score
     for group in groups:
         _GROUPS.setdefault(group, []).append(score.name)
@@ -76,50 +90,57 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 
 def get(name: str) -> Score:
-    """The score of that name.
+    """The score of that name, also when a group has the same name.
 
     Raises:
         ValueError: if there is none; lists those that there are.
+
+    Example:
+        >>> get("i2f").name
+        'i2f'
     """
-    return resolve([name])[0] if name in _SCORES else _unknown(name)
+    if name not in _SCORES:
+        _refuse(name)
+    return _SCORES[name]
 
 
-def resolve(names: str | Iterable[str]) -> tuple[Score, ...]:
+def resolve(names: str | Score | Iterable[str | Score]) -> tuple[Score, ...]:
     """Scores for a list of score and group names, in order, without repetition.
 
     Args:
         names: for instance ``["lavp", "i2f_bayes"]``; a group name stands for all of
-            its scores.
+            its scores. A :class:`Score`, registered or not, stands for itself.
 
     Returns:
         The scores.
 
     Raises:
-        ValueError: for an unknown or empty list; names what can be asked for.
+        ValueError: for an unknown name or an empty list; names what can be asked for.
 
     Example:
         >>> [s.name for s in resolve(["grad_norm", "norms"])]
-        ['grad_norm', 'jacobian_norm']
+        ['grad_norm', 'jacobian_norm', 'loss']
     """
-    wanted = [names] if isinstance(names, str) else list(names)
+    wanted = [names] if isinstance(names, str | Score) else list(names)
     if not wanted:
         raise ValueError(f"no score asked for; choose from {_choices()}")
     found: dict[str, Score] = {}
     for name in wanted:
-        if name in _GROUPS:
-            found.update((member, _SCORES[member]) for member in _GROUPS[name])
-        elif name in _SCORES:
-            found[name] = _SCORES[name]
+        if isinstance(name, Score):
+            found.setdefault(name.name, name)
+        elif not isinstance(name, str):
+            _refuse(name)
+        elif name in _GROUPS:
+            for member in _GROUPS[name]:
+                found.setdefault(member, _SCORES[member])
         else:
-            _unknown(name)
+            found.setdefault(name, get(name))
     return tuple(found.values())
 
 
-def _unknown(name: object) -> Score:
+def _refuse(name: object) -> NoReturn:
     raise ValueError(f"unknown score {name!r}; choose from {_choices()}")
 
 
 def _choices() -> str:
-    return (
-        f"groups {', '.join(sorted(_GROUPS))} or scores {', '.join(sorted(_SCORES))}"
-    )
+    return f"groups {', '.join(sorted(_GROUPS))} or scores {', '.join(sorted(_SCORES))}"

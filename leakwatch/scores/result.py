@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 #: The words that a status may have.
@@ -21,16 +22,22 @@ STATUS_WORDS: Final = (
     "failed",
 )
 
+#: Up to this relative error, at worst, a number is "ok"; up to _USABLE "estimated".
+ACCURATE: Final = 0.1
+_USABLE: Final = 1.0
+
 
 class Status(NamedTuple):
     """What a value is worth.
 
     Attributes:
-        word: ``ok``; ``estimated``: from random probes, with its standard error;
-            ``unresolved``: below what the arithmetic can tell from zero, don't read
-            the number; ``not converged``: the solver stopped early, the number is a
-            bound at best; ``not computed``: this solver can't give it; ``undefined``:
-            there is no such number for this sample; ``failed``: an error.
+        word: ``ok``: known to at least 10 %, mostly to far more digits; ``estimated``:
+            to be read together with the error that the reason states, from random
+            probes or from rounding; ``unresolved``: rounding may have changed it by
+            more than its size; ``not converged``: the solver stopped early, the number
+            is a bound at best; ``not computed``: this solver or these arguments can't
+            give it; ``undefined``: there is no such number for this sample, for
+            instance because it is infinite; ``failed``: an error.
         reason: one sentence: why, and what to do.
     """
 
@@ -55,6 +62,48 @@ class Value(NamedTuple):
     number: float
     status: Status = OK
 
+    @classmethod
+    def without(cls, word: str, reason: str) -> Value:
+        """No number, and why."""
+        return cls(math.nan, Status(word, reason))
+
+
+def judged(number: float, low: float, high: float, what: str) -> Value:
+    """A number with the status that its error bounds give it.
+
+    Args:
+        number: as computed.
+        low: the least that it can be, given what rounding did to its ingredients.
+        high: the most.
+        what: what the smallest eigenvalues do to it, for the reason.
+
+    Returns:
+        ``ok`` when number and bounds are within 10 %, ``estimated`` when they are
+        within 100 %; beyond that NaN and ``unresolved``.
+
+    Example:
+        >>> [judged(2.0, 2.0 - e, 2.0 + e, "x").status.word for e in (0.1, 1.0, 3.0)]
+        ['ok', 'estimated', 'unresolved']
+    """
+    gap = max(high - number, number - low)
+    if gap <= ACCURATE * abs(number):
+        return Value(number)
+    remedy = "compute with dtype=torch.float64"
+    if gap <= _USABLE * abs(number):
+        percent = 100 * gap / abs(number)
+        return Value(
+            number,
+            Status(
+                "estimated",
+                f"rounding may have changed it by up to {percent:.0f} %; {remedy}",
+            ),
+        )
+    return Value.without(
+        "unresolved",
+        f"{what} can't be told from zero in this arithmetic; {remedy}, and if that "
+        f"says the same, the gradient does not show those directions at all",
+    )
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -62,7 +111,8 @@ class ScoreResult(Mapping[str, Tensor]):
     """Scores of a batch: ``result["lavp_l2_max"]`` is a ``(batch,)`` float64 tensor.
 
     Attributes:
-        numbers: score name → ``(batch,)`` float64; NaN where there is no number.
+        numbers: score name → ``(batch,)`` float64; NaN where there is no number, never
+            infinite.
         status: score name → one :class:`Status` per sample.
         solver: ``"exact"``, ``"lanczos"`` or ``"power"``, as used.
         eigenvalues: the whole spectrum of H in pixel units, descending,
@@ -80,12 +130,8 @@ class ScoreResult(Mapping[str, Tensor]):
     seconds: float = 0.0
 
     def __getitem__(self, name: str) -> Tensor:
-        try:
-            return self.numbers[name]
-        except KeyError:
-            raise KeyError(
-                f"no score {name!r} in this result; it holds {', '.join(self.numbers)}"
-            ) from None
+        self._check(name)
+        return self.numbers[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.numbers)
@@ -93,6 +139,17 @@ class ScoreResult(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def usable(self, name: str) -> Tensor:
-        """Which samples have a number worth reading, ``(batch,)`` bool."""
+    def usable(self, name: str) -> Bool[Tensor, " batch"]:
+        """Which samples have a number worth reading, ``(batch,)``.
+
+        Raises:
+            KeyError: if that score is not in the result.
+        """
+        self._check(name)
         return torch.tensor([s.usable for s in self.status[name]])
+
+    def _check(self, name: str) -> None:
+        if name not in self.numbers:
+            raise KeyError(
+                f"no score {name!r} in this result; it holds {', '.join(self.numbers)}"
+            )

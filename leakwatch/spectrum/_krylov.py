@@ -36,9 +36,11 @@ class KrylovBasis:
     computed, R being orthogonal to Q. Residuals follow from M and R without further
     products, and include the rounding, and any asymmetry, of the operator.
 
-    A chain can be cut: the next vector is then random, orthogonal to all before. What
-    H q_j has outside the basis at a cut is remembered in ``loose``. Cuts are how a
-    second copy of a multiple eigenvalue is found, since one chain holds exactly one.
+    One chain q, Hq, H²q, … holds one copy of each eigenvalue. A second chain is started
+    from a random vector orthogonal to all before, and the first one waits: its newest
+    product has a remainder outside the basis, kept in a *lane* of its own until it is
+    that lane's turn. ``loose`` is the length of the remainder of every vector that has
+    one, waiting or, where it is rounding, dropped.
 
     All samples share vector slots (the m-th product fills slot m − 1 of every active
     sample), and they draw the same random vectors, so that a sample's result does not
@@ -69,24 +71,30 @@ class KrylovBasis:
             batch, slots, slots
         )
         self.loose: Float[Tensor, "batch slots"] = home.new_zeros(batch, slots)
-        self._remainder: Float[Tensor, "batch n"] = home.new_zeros(batch, n)
         self._largest: Float[Tensor, " batch"] = home.new_zeros(batch)
-        self.tail: Float[Tensor, " batch"] = home.new_zeros(batch)
-        self.failed: Bool[Tensor, " batch"] = self.tail > 0
-        self.broken: Bool[Tensor, " batch"] = self.tail > 0
-        self.cuts: Int[Tensor, " batch"] = torch.zeros_like(
+        self.failed: Bool[Tensor, " batch"] = self._largest > 0
+        self.matvecs: Int[Tensor, " batch"] = torch.zeros_like(
             self.failed, dtype=torch.int64
         )
-        self.chain_start: Int[Tensor, " batch"] = torch.zeros_like(self.cuts)
-        self.matvecs: Int[Tensor, " batch"] = torch.zeros_like(self.cuts)
+        self.chain_start: Int[Tensor, " batch"] = torch.zeros_like(self.matvecs)
+        self._draws_used: Int[Tensor, " batch"] = torch.ones_like(self.matvecs)
+        # Lane 0 is open from the start; -1 in owner: nothing waits in this lane.
+        self._waiting: Float[Tensor, "batch lanes n"] = home.new_zeros(batch, 1, n)
+        self._owner: Int[Tensor, "batch lanes"] = self.matvecs[:, None] - 1
+        self._lane: Int[Tensor, " batch"] = torch.zeros_like(self.matvecs)
+        self._newest: Int[Tensor, " batch"] = torch.zeros_like(self.matvecs)
         first = self._draw(0)
         self.vectors[:, 0] = (first / norm(first)).expand(batch, n)
+
+    @property
+    def stuck(self) -> Bool[Tensor, " batch"]:
+        """Where no chain can go on: the basis spans an invariant subspace."""
+        return (self._owner < 0).all(1)
 
     def expand(self, active: Bool[Tensor, " batch"]) -> None:
         """Multiply the newest vector by H and project; one product per active sample.
 
-        Sets ``tail`` (‖what H q has outside the basis‖), ``broken`` (that it is
-        rounding) and ``failed`` (the product was not finite).
+        A sample whose product is not finite joins ``failed``.
         """
         j = self.size
         self.size += 1
@@ -97,47 +105,95 @@ class KrylovBasis:
         self._largest = torch.maximum(self._largest, norm(w))
         w, column = _orthogonalise(w, q)
         self.projected[:, : j + 1, j] = column
-        self._remainder = w
-        self.tail = norm(w)
-        self.broken = self.tail <= BREAKDOWN * self._eps * self._largest
+        self._catch(j)
+        self.loose[:, j] = norm(w)
+        every = torch.arange(len(w), device=w.device)
+        self._waiting[every, self._lane] = w
+        self._owner[every, self._lane] = torch.where(
+            self.loose[:, j] > self._rounding(), j, -1
+        )
 
-        # A cut vector's product was dropped outside the basis of its time. What of it
-        # the new vector catches is known by symmetry, and no longer outside. Rounding
-        # of what was caught bounds how much can be written off: without that term
-        # loose² − caught² would cancel to nothing at √eps of the true remainder.
+    def _rounding(self) -> Float[Tensor, " batch"]:
+        return BREAKDOWN * self._eps * self._largest
+
+    def _catch(self, j: int) -> None:
+        # What vector j catches of a remainder still outside the basis is known by
+        # symmetry. Rounding bounds how much can be written off: without ``doubt``,
+        # loose² − caught² would cancel to nothing at √eps of what is really left.
         caught = self.projected[:, :j, j]
         loose = self.loose[:, :j]
-        cut = loose > 0
+        outside = loose > 0
         row = self.projected[:, j, :j]
-        self.projected[:, j, :j] = torch.where(cut, caught, row)
-        safe = torch.where(cut, loose, 1.0)
+        self.projected[:, j, :j] = torch.where(outside, caught, row)
+        safe = torch.where(outside, loose, 1.0)
         doubt = 20.0 * self._eps * self._largest[:, None] / safe
         left = 1.0 - (caught / safe).square() + doubt
         self.loose[:, :j] = loose * left.clamp(0.0, 1.0).sqrt()
 
     def advance(
-        self, active: Bool[Tensor, " batch"], cut: Bool[Tensor, " batch"]
+        self,
+        active: Bool[Tensor, " batch"],
+        start: Bool[Tensor, " batch"],
+        newest: Bool[Tensor, " batch"],
     ) -> None:
-        """Set the next vector: the remainder, or a random one where ``cut``."""
+        """Set the next vector.
+
+        Args:
+            active: samples that go on.
+            start: where a new chain starts; where nothing can go on, one does anyway.
+            newest: where the newest chain goes on as long as it can, rather than the
+                one that has waited longest.
+        """
         j = self.size
         if j == self.vectors.shape[1]:
             self._grow()
-        go_on = active & ~cut
-        step = torch.where(self.tail > 0, self.tail, 1.0)
-        following = torch.where(go_on[:, None], self._remainder / step[:, None], 0.0)
-        self.projected[:, j, j - 1] = torch.where(go_on, self.tail, 0.0)
-        self.loose[:, j - 1] = torch.where(cut, self.tail, 0.0)
-        if bool(cut.any()):
-            self.cuts += cut
-            self.chain_start[cut] = j
-            which = cut.nonzero().flatten()
-            fresh = torch.stack([self._draw(int(c)) for c in self.cuts[which]])
-            fresh, _ = _orthogonalise(fresh, self.vectors[which, :j])
-            fresh = fresh / norm(fresh)[:, None]
+        every = torch.arange(len(active), device=active.device)
+        never = torch.iinfo(torch.int64).max
+        waited = torch.where(self._owner < 0, never, self._owner)
+        lane = waited.argmin(1)
+        ready = self._owner[every, self._newest] >= 0
+        lane = torch.where(newest & ready, self._newest, lane)
+        owner = self._owner[every, lane]
+        following = self._waiting[every, lane]
+        if self._owner.shape[1] > 1:
+            following, _ = _orthogonalise(following, self.vectors[:, :j])
+        length = norm(following)
+        # A remainder may have been caught entirely by other chains while it waited.
+        go_on = active & ~start & (owner >= 0) & (length > self._rounding())
+        fresh = active & ~go_on
+        following = following / torch.where(length > 0, length, 1.0)[:, None]
+        self.vectors[:, j] = torch.where(go_on[:, None], following, 0.0)
+
+        moved = go_on.nonzero().flatten()
+        self.projected[moved, j, owner[moved]] = length[moved]
+        self.loose[moved, owner[moved]] = 0.0
+        self._owner[moved, lane[moved]] = -1
+        self._lane = lane
+        if bool(fresh.any()):
+            self._start(fresh.nonzero().flatten())
+
+    def _start(self, which: Int[Tensor, " some"]) -> None:
+        j = self.size
+        drawn = torch.stack([self._draw(int(i)) for i in self._draws_used[which]])
+        self._draws_used[which] += 1
+        for _ in range(2):
             # Orthogonality is relative to what survives, little near the last vector.
-            fresh, _ = _orthogonalise(fresh, self.vectors[which, :j])
-            following[which] = fresh / norm(fresh)[:, None]
-        self.vectors[:, j] = following
+            drawn, _ = _orthogonalise(drawn, self.vectors[which, :j])
+            drawn = drawn / norm(drawn)[:, None]
+        self.vectors[which, j] = drawn
+        self.chain_start[which] = j
+
+        free = self._owner[which] < 0
+        if not bool(free.any(1).all()):
+            batch, _, n = self._waiting.shape
+            none = self._owner.new_full((batch, 1), -1)
+            self._owner = torch.cat([self._owner, none], dim=1)
+            room = self._waiting.new_zeros(batch, 1, n)
+            self._waiting = torch.cat([self._waiting, room], dim=1)
+            free = self._owner[which] < 0
+        lane = free.to(torch.int64).argmax(1)
+        self._lane[which] = lane
+        self._newest[which] = lane
 
     def _draw(self, index: int) -> Tensor:
         while len(self._draws) <= index:

@@ -33,7 +33,6 @@ class RitzPairs:
         m = basis.size
         projected = basis.projected[index, :m, :m].cpu()
         loose = basis.loose[index, :m].cpu()
-        loose[:, -1] = basis.tail[index].cpu()
         ascending, columns = eigh_or_nan(0.5 * projected + 0.5 * projected.mT)
         values, vectors = ascending.flip(1), columns.flip(2)
         inside = projected @ vectors - vectors * values[:, None]
@@ -48,6 +47,18 @@ class RitzPairs:
     def residuals(self) -> Float[Tensor, "active m"]:
         """Return ‖Hu − λu‖; the two parts are orthogonal."""
         return torch.hypot(self.inner, self.outer)
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """How each sample goes on; False for samples that were not assessed."""
+
+    done: Bool[Tensor, " batch"]
+    exhausted: Bool[Tensor, " batch"]
+    """The chains have settled, and yet an eigenvalue may be missing: start another."""
+    newest: Bool[Tensor, " batch"]
+    """The newest chain has still to say what was missing: let it go first."""
 
 
 @final
@@ -85,21 +96,16 @@ class RitzRecord:
         self._smallest_converged = self._converged[:, 0].clone()
         self._floor = missing[:, 0].clone()
         self._bound = torch.full((batch,), math.inf, dtype=torch.float64)
+        self._known_of = torch.zeros(batch, dtype=torch.int64)
         self._coordinates: list[tuple[Tensor, Tensor]] = []
 
-    def assess(
-        self, basis: KrylovBasis, active: Bool[Tensor, " batch"]
-    ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"]]:
-        """Record the active samples' state.
-
-        Returns:
-            Which samples are done, and which have nothing more to expect from their
-            present chain and need another one.
-        """
-        done, settled = torch.zeros_like(active), torch.zeros_like(active)
+    def assess(self, basis: KrylovBasis, active: Bool[Tensor, " batch"]) -> Verdict:
+        """Record the state of the active samples and say how each goes on."""
+        nowhere = torch.zeros_like(active)
+        verdict = Verdict(nowhere, nowhere.clone(), nowhere.clone())
         index = active.nonzero().flatten()
         if len(index) == 0:
-            return done, settled
+            return verdict
         ritz = RitzPairs.of(basis, index)
         rows = index.cpu()
         m, k = basis.size, min(self._k, basis.size)
@@ -126,14 +132,15 @@ class RitzRecord:
         if self._both:
             finished &= self._assess_smallest(rows, ritz, residuals[:, -1])
         # A chain has to be able to show k values before it can be found wanting; one
-        # that can't because its subspace is invariant is cut as broken anyway.
+        # that can't because its subspace is invariant is stuck, and replaced anyway.
         first = (basis.chain_start[index] == 0).cpu()
         exhausted = top_settled & ~all_placed & (m >= self._k) & (first | known)
-        done[index] = (finished | everything).to(self._device)
-        settled[index] = exhausted.to(self._device)
+        verdict.done[index] = (finished | everything).to(self._device)
+        verdict.exhausted[index] = exhausted.to(self._device)
+        verdict.newest[index] = (exhausted | (~first & ~known)).to(self._device)
         if self._eigenvectors:
             self._coordinates.append((rows, ritz.vectors[:, :, top].clone()))
-        return done, settled
+        return verdict
 
     def _bound_missing(
         self, basis: KrylovBasis, index: Tensor, ritz: RitzPairs
@@ -146,9 +153,10 @@ class RitzRecord:
         """
         rows, m = index.cpu(), basis.size
         start = basis.chain_start[index].cpu()
-        known = start > 0
-        if self._k == 1 or not bool(known.any()):
-            return torch.zeros_like(known)
+        known = (start > 0) & (self._known_of[rows] == start)
+        ask = (start > 0) & ~known
+        if self._k == 1 or not bool(ask.any()):
+            return known
         projected = basis.projected[index, :m, :m].cpu()
         projected = 0.5 * projected + 0.5 * projected.mT
         old = torch.arange(m) < start[:, None]
@@ -157,13 +165,14 @@ class RitzRecord:
         below = torch.where(old, -2.0 * ritz.scale[:, None], 0.0)
         values, vectors = eigh_or_nan(projected + torch.diag_embed(below))
         largest = values[:, -1]
-        residual = basis.tail[index].cpu() * vectors[:, -1, -1].abs()
+        residual = (basis.loose[index, :m].cpu() * vectors[:, :, -1].abs()).sum(1)
         lead = ritz.values[:, min(self._k, m) - 1] - largest
-        known &= residual <= torch.maximum(self._tol * ritz.scale, 1e-3 * lead)
-        bound = torch.where(known, largest, math.inf)
+        told = ask & (residual <= torch.maximum(self._tol * ritz.scale, 1e-3 * lead))
+        self._known_of[rows] = torch.where(told, start, self._known_of[rows])
         # What a later chain leaves over is part of what an earlier one left over.
+        bound = torch.where(told, largest, math.inf)
         self._bound[rows] = torch.minimum(self._bound[rows], bound)
-        return known
+        return known | told
 
     def _assess_smallest(
         self, rows: Tensor, ritz: RitzPairs, residual: Tensor

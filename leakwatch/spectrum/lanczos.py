@@ -88,21 +88,23 @@ def lanczos(
     )
     active = torch.ones_like(basis.failed)
     nowhere = torch.zeros_like(active)
+    newest = nowhere
     look = 1
     for step in range(1, limit + 1):
         basis.expand(active)
         active = active & ~basis.failed
-        if step < min(look, limit) and not bool((basis.broken & active).any()):
-            basis.advance(active, cut=nowhere)
+        if step < min(look, limit) and not bool((basis.stuck & active).any()):
+            basis.advance(active, start=nowhere, newest=newest)
             continue
         # The projected problem costs step³. Looking at every eighth part of growth
         # keeps that below the products, for at most an eighth more of them.
         look = step + max(1, step // 8)
-        done, exhausted = record.assess(basis, active)
-        active = active & ~done
+        verdict = record.assess(basis, active)
+        active = active & ~verdict.done
         if step == limit or not bool(active.any()):
             break
-        basis.advance(active, cut=active & (exhausted | basis.broken))
+        newest = verdict.newest
+        basis.advance(active, start=verdict.exhausted, newest=newest)
     return record.close(basis)
 
 

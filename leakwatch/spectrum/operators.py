@@ -65,6 +65,7 @@ class DenseOperator:
     """
 
     def __init__(self, matrices: Float[Tensor, "batch n n"]) -> None:
+        matrices = matrices.detach()
         check_matrices(matrices)
         finite = finite_samples(matrices)
         if not bool(finite.all()):
@@ -74,7 +75,7 @@ class DenseOperator:
                 "values; remove those samples, or use exact(), which sets them apart"
             )
         check_symmetry(matrices)
-        self._matrices = matrices.detach()
+        self._matrices = matrices
 
     @property
     def batch_size(self) -> int:

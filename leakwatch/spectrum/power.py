@@ -41,9 +41,10 @@ def power(
     after a thousand products, and is nearly always not converged. It exists to
     reproduce published numbers: use `lanczos` for λ_1 and `exact` for λ_n.
 
-    The value is a Rayleigh quotient, so its error is at most the residual, and at most
-    residual² / gap once the vector has settled on one end: it may be right to more
-    digits than ``converged`` vouches for. A clustered spectrum gives ``False``.
+    The value is a Rayleigh quotient: an eigenvalue lies within the residual of it, and
+    once the vector has settled on an end of the spectrum, within residual² / gap. So it
+    may be right to more digits than ``converged`` vouches for; a clustered spectrum
+    gives ``False`` although the value is nearly right.
     On an indefinite operator the iteration finds the eigenvalue of largest *absolute*
     value, which need not be the largest.
 

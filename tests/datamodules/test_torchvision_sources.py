@@ -4,6 +4,7 @@ import hashlib
 import os
 import pickle
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -18,6 +19,7 @@ from leakwatch.datamodules import (
     FashionMNISTDataModule,
     MNISTDataModule,
 )
+from leakwatch.datamodules.sources import TorchvisionSource
 
 GREY = [
     pytest.param(MNISTDataModule, "MNIST", id="mnist"),
@@ -109,13 +111,19 @@ def test_cifar_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.test_dataset.images[:, 0, 0, 0].tolist() == list(range(40, 48))
 
 
-def test_cifar_pickles_of_old_numpy_are_read_without_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_cifar(tmp_path, monkeypatch)
-    data = (tmp_path / "cifar-10-batches-py" / "test_batch").read_bytes()
-    assert b"K\0K\1\x87" in data
-    CIFAR10DataModule(str(tmp_path), download=False).prepare_data()
+def warning_source(message: str) -> TorchvisionSource:
+    def reader(root: str, *, train: bool, download: bool) -> object:
+        warnings.warn(message, UserWarning, stacklevel=2)
+        return object()
+
+    return TorchvisionSource("Toy", reader, "toy", "files", "https://example.org")
+
+
+def test_only_the_warning_about_old_pickles_is_silenced(tmp_path: Path) -> None:
+    old = "dtype(): align should be passed as Python or NumPy boolean"
+    warning_source(old).fetch(tmp_path, download=False)
+    with pytest.warns(UserWarning, match="another"):
+        warning_source("another").fetch(tmp_path, download=False)
 
 
 def test_cifar_augmentation_is_asked_for() -> None:

@@ -1,0 +1,35 @@
+# Everything sets itself up: only Python 3.11+, pip and make are needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN_DIR ?= runs/demo
+
+.PHONY: demo test lint unit bench clean
+
+demo: $(VENV)/.ready
+	$(BIN)/leakwatch fit --config configs/quickstart.yaml
+
+test: lint unit
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/spectrum.py
+	$(BIN)/python benchmarks/monitor.py
+
+# One environment for both, made again only when the dependencies change.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("leakwatch needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; run: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info runs

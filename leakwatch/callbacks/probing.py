@@ -1,0 +1,170 @@
+"""One probe step: each process scores its part of the probes, all of them together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+from torch import device, nn
+
+from leakwatch.callbacks.observing import observing
+from leakwatch.gradients import GradientMap
+from leakwatch.probes import ProbeSet
+from leakwatch.reporting import Row
+from leakwatch.scores import Score, Settings, evaluate
+from leakwatch.scores.planner import Solver
+
+__all__ = ["Share", "device_of", "measure_share", "merge_rows", "merge_spectra"]
+
+
+@final
+@dataclass
+class Share:
+    """What one process found out about its part of the probes; plain values only.
+
+    Attributes:
+        rows: one per sample and score.
+        samples: data-set indices of its probes.
+        labels: their classes.
+        eigenvalues: ``(samples, d_x)``; ``None`` without a whole spectrum.
+        solver: as used; empty if nothing was scored.
+        notes: what the gradient map found out about the module.
+        seconds: wall-clock time of scoring.
+        spent: seconds that the monitor has taken so far in this process.
+        elapsed: seconds since training began.
+        error: what stopped the step; empty if nothing did.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    eigenvalues: npt.NDArray[np.float64] | None = None
+    solver: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    spent: float = 0.0
+    elapsed: float = 0.0
+    error: str = ""
+
+
+def device_of(module: nn.Module) -> device:
+    """Where the module's parameters are; in ``setup`` Lightning only announces it."""
+    return next(module.parameters()).device
+
+
+def measure_share(
+    module: nn.Module,
+    gradients: GradientMap,
+    probes: ProbeSet,
+    scores: Sequence[Score],
+    settings: Settings,
+    *,
+    epoch: int,
+    step: int,
+    rank: int,
+    world_size: int,
+    solver: Solver,
+    max_memory: float,
+) -> Share:
+    """Scores probes rank, rank + world_size, …; the module is left as it was.
+
+    Args:
+        module: the network.
+        gradients: its gradient map.
+        probes: all probes.
+        scores: what to compute.
+        settings: noise, prior and pixels.
+        epoch: completed epochs, for the rows.
+        step: optimiser steps, for the rows.
+        rank: of this process.
+        world_size: number of processes.
+        solver: as asked for.
+        max_memory: MiB for the Jacobian of one sample.
+
+    Returns:
+        The share. An exception becomes the status of its values: other processes wait
+        for this one, and training goes on. Interrupts pass.
+    """
+    started = time.perf_counter()
+    picked = range(rank, len(probes), world_size)
+    share = Share(
+        samples=[probes.index[i] for i in picked],
+        labels=[int(probes.y[i]) for i in picked],
+    )
+    if not share.samples:
+        return share
+    members = list(zip(share.samples, share.labels, strict=True))
+    try:
+        part = probes.split(rank, world_size)
+        with observing(module):
+            place = device_of(module)
+            result = evaluate(
+                gradients,
+                part.x.to(place),
+                part.y.to(place),
+                scores,
+                settings,
+                solver=solver,
+                max_memory=max_memory,
+                input_scale=part.input_scale(),
+            )
+        if result.eigenvalues is not None:
+            share.eigenvalues = result.eigenvalues.numpy()
+        share.solver, share.notes = result.solver, gradients.notes
+        share.rows = [
+            Row(
+                epoch,
+                step,
+                sample,
+                label,
+                name,
+                float(result[name][i]),
+                str(result.status[name][i]),
+            )
+            for i, (sample, label) in enumerate(members)
+            for name in result
+        ]
+    except Exception as error:
+        share.error = f"{type(error).__name__}: {error}"
+        share.eigenvalues = None
+        share.rows = [
+            Row(epoch, step, sample, label, score.name, float("nan"), status)
+            for status in [f"failed: {share.error}"]
+            for sample, label in members
+            for score in scores
+        ]
+    share.seconds = time.perf_counter() - started
+    return share
+
+
+def merge_rows(shares: Sequence[Share], index: Sequence[int]) -> list[Row]:
+    """The rows of all processes in the order of the probes, as one would have them."""
+    place = {sample: i for i, sample in enumerate(index)}
+    rows = [row for share in shares for row in share.rows]
+    return sorted(rows, key=lambda r: -1 if r.sample is None else place[r.sample])
+
+
+def merge_spectra(
+    shares: Sequence[Share], index: Sequence[int], epoch: int, step: int
+) -> dict[str, Any] | None:
+    """The eigenvalues of all processes for the ledger; ``None`` if there are none."""
+    kept = [
+        (share, share.eigenvalues) for share in shares if share.eigenvalues is not None
+    ]
+    if not kept:
+        return None
+    samples = np.array([sample for share, _ in kept for sample in share.samples])
+    labels = np.array([label for share, _ in kept for label in share.labels])
+    place = {sample: i for i, sample in enumerate(index)}
+    order = np.argsort([place[int(sample)] for sample in samples])
+    return {
+        "eigenvalues": np.concatenate([values for _, values in kept])[order],
+        "sample": samples[order],
+        "class": labels[order],
+        "epoch": epoch,
+        "step": step,
+    }

@@ -1,0 +1,136 @@
+"""Scores in groups of samples that fit memory, one by one when a group fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from leakwatch.gradients import GradientMap
+from leakwatch.jacobian import GradientJacobian
+from leakwatch.scores.evidence import Evidence
+from leakwatch.scores.measurement import measure, sentence
+from leakwatch.scores.planner import Plan
+from leakwatch.scores.registry import Score
+from leakwatch.scores.result import Status, Value
+from leakwatch.scores.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_GROUP_BYTES = 512 * 2**20
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What is kept of one sample.
+
+    Attributes:
+        values: score name → value.
+        eigenvalues: on the CPU; ``None`` when there are none.
+    """
+
+    values: dict[str, Value]
+    eigenvalues: Float[Tensor, " d_x"] | None = None
+
+
+def collect(
+    gradients: GradientMap,
+    x: Float[Tensor, "batch ..."],
+    y: Int[Tensor, " batch"],
+    scores: Sequence[Score],
+    settings: Settings,
+    plan: Plan,
+    *,
+    input_scale: Float[Tensor, " d_x"] | None,
+    offset: Float[Tensor, "batch d_x"] | None,
+    delta: Float[Tensor, "batch d_theta"] | None,
+) -> list[Row]:
+    """One row per sample, in order.
+
+    Args:
+        gradients: the gradient map.
+        x: network inputs.
+        y: labels.
+        scores: the scores.
+        settings: noise, prior and pixels.
+        plan: what to measure.
+        input_scale: d(input)/d(pixel).
+        offset: x − μ in pixel units.
+        delta: perturbations.
+
+    Raises:
+        Exception: the first, when every sample failed with one: then it is the network
+            or an argument that is at fault, not a sample.
+    """
+
+    def rows_of(part: slice) -> list[Row]:
+        jacobian = GradientJacobian(
+            gradients, x[part], y[part], input_scale=input_scale
+        )
+        evidence = measure(
+            jacobian,
+            plan,
+            losses=gradients.losses(x[part], y[part]),
+            delta=None if delta is None else delta[part],
+            offset=None if offset is None else offset[part],
+        )
+        return [_row(e, scores, settings) for e in evidence]
+
+    rows: list[Row] = []
+    errors: list[Exception] = []
+    group = max(1, _GROUP_BYTES // (8 * gradients.size))
+    for start in range(0, len(x), group):
+        part = slice(start, min(start + group, len(x)))
+        try:
+            rows += rows_of(part)
+            continue
+        except Exception as error:
+            reason = sentence(error)
+            _log.info("leakwatch goes on sample by sample: %s", reason)
+        for i in range(part.start, part.stop):
+            try:
+                rows += rows_of(slice(i, i + 1))
+            except Exception as error:
+                errors.append(error)
+                failed = Value.without("failed", sentence(error))
+                rows.append(Row({s.name: failed for s in scores}))
+    if len(errors) == len(x):
+        raise errors[0]
+    if errors:
+        _log.warning(
+            "leakwatch could not score %d of %d samples: %s",
+            len(errors),
+            len(x),
+            sentence(errors[0]),
+        )
+    return rows
+
+
+def _row(evidence: Evidence, scores: Sequence[Score], settings: Settings) -> Row:
+    lam = evidence.eigenvalues
+    return Row(
+        values={s.name: _value(s, evidence, settings) for s in scores},
+        eigenvalues=None if lam is None else lam.cpu(),
+    )
+
+
+def _value(score: Score, evidence: Evidence, settings: Settings) -> Value:
+    if evidence.failure is not None and score.needs:
+        return Value(math.nan, evidence.failure)
+    try:
+        value = score.compute(evidence, settings)
+    except Exception as error:
+        _log.warning("leakwatch could not compute %s: %s", score.name, error)
+        return Value.without("failed", sentence(error))
+    if not math.isfinite(value.number) and value.status.usable:
+        why = f"the formula gave {value.number}, out of range of floating point"
+        return Value(math.nan, Status("failed", why))
+    if math.isinf(value.number):
+        return Value(math.nan, value.status)
+    return value
