@@ -1,13 +1,21 @@
 """First and mixed second derivatives of one sample's loss, in two independent ways.
 
 With ℓ(θ, x) the loss of a sample and g = ∂ℓ/∂θ, J = ∂g/∂x, the functions here give
-g, J v and Jᵀ u once by ``torch.func`` (forward over reverse, which can be batched with
-``vmap``) and once by plain autograd (double backward, which any eager code allows).
+g, J v and Jᵀ u by ``torch.func``, which can be batched with ``vmap``, and by plain
+autograd with double backward, which any eager code allows.
+
+``torch.func`` has two ways for each product. With forward mode (`pushed`, `pulled`)
+they are the cheaper ones, up to four times where weight gradients are large. Without
+(`pushed_by_reverse`, `pulled_by_reverse`) they exist for more operations and are more
+often right: in Torch 2.14 `pulled` is wrong, with no error, for layer normalisation,
+batch statistics and determinants, whose forward-mode rules hide part of themselves
+from a backward pass.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import torch
@@ -19,11 +27,14 @@ from leakwatch.evaluation import Weights
 __all__ = [
     "Graph",
     "LossFunction",
+    "Product",
     "gradient",
     "graph",
     "pulled",
     "pulled_back",
+    "pulled_by_reverse",
     "pushed",
+    "pushed_by_reverse",
     "pushed_forward",
 ]
 
@@ -49,6 +60,12 @@ class LossFunction(Protocol):
         weight: Tensor | None = None,
     ) -> Tensor:
         """The loss, a scalar."""
+
+
+Product: TypeAlias = Callable[
+    [LossFunction, Weights, Tensor, Tensor, Tensor, Tensor], Tensor
+]
+"""J v or Jᵀ u as a function of loss, weights, x, y, weight of the loss, v or u."""
 
 
 def gradient(
@@ -85,6 +102,26 @@ def pulled(
 
     out: Tensor = grad(slope)(x)
     return out.reshape(-1)
+
+
+def pulled_by_reverse(
+    loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor, u: Tensor
+) -> Tensor:
+    """Jᵀ u, flat, by torch.func: ∇_x of ⟨g, u⟩."""
+    out: Tensor = grad(lambda q: gradient(loss, at, q, y, w) @ u)(x)
+    return out.reshape(-1)
+
+
+def pushed_by_reverse(
+    loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor, v: Tensor
+) -> Tensor:
+    """J v by torch.func: ∇_u of ⟨Jᵀ u, v⟩, which is linear in u."""
+
+    def image(u: Tensor) -> Tensor:
+        return pulled_by_reverse(loss, at, x, y, w, u) @ v.reshape(-1)
+
+    out: Tensor = grad(image)(x.new_zeros(at.size))
+    return out
 
 
 def graph(loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor) -> Graph:

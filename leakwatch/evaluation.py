@@ -7,7 +7,10 @@ that is changed for it here is put back when the evaluation ends, also by an exc
 from __future__ import annotations
 
 import functools
+import operator
 import sys
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -59,6 +62,35 @@ class Weights:
         return sum(p.numel() for p in self.shared.values())
 
 
+class PlainTensors:
+    """Lets a forward write into copies of tensors that are not buffers.
+
+    Attributes:
+        written: names of those that a forward writes into, once known; ``None``
+            before, when each of them may be.
+        addresses: which of them a storage stands for in the current forward, or
+            ``None`` while nobody asks.
+    """
+
+    def __init__(self) -> None:
+        self.written: frozenset[str] | None = None
+        self.addresses: dict[int, str] | None = None
+
+    def copy(self, module: nn.Module) -> None:
+        """Puts copies in place of the tensors that may be written into."""
+        if self.written == frozenset():
+            return
+        for where, m in module.named_modules():
+            for key, value in list(vars(m).items()):
+                name = f"{where}.{key}"
+                known = self.written is None or name in self.written
+                if type(value) is Tensor and known:
+                    copy = vars(m)[key] = value.detach().clone()
+                    # Under a transform a tensor has no storage to speak of.
+                    if self.addresses is not None and copy.layout == torch.strided:
+                        self.addresses[copy.untyped_storage().data_ptr()] = name
+
+
 class SampleLoss(nn.Module):
     """Criterion and module as one module, so that their parameters can be replaced.
 
@@ -66,21 +98,26 @@ class SampleLoss(nn.Module):
         module: the network.
         criterion: one loss per sample. When it is itself a module, its parameters are
             trained and shared like those of the network.
+
+    Attributes:
+        tensors: those of the module that are neither parameters nor buffers.
     """
 
     def __init__(self, module: nn.Module, criterion: Criterion) -> None:
         super().__init__()
         self.module = module
         self.criterion = criterion
+        self._holds = False
+        self.tensors = PlainTensors()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The losses of a batch; plain attributes that it sets are put back."""
-        kept = [(m.__dict__, dict(m.__dict__)) for m in self.modules()]
+        """The losses of a batch; whatever it does to plain attributes is undone."""
+        kept = _Attributes(self)
+        self.tensors.copy(self.module)
         try:
             loss: object = self.criterion(self.module, x, y)
         finally:
-            for attributes, before in kept:
-                _put_back(attributes, before)
+            kept.put_back()
         if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
             given = (
                 f"shape {tuple(loss.shape)}"
@@ -108,10 +145,43 @@ class SampleLoss(nn.Module):
         """
         buffers = {name for name, _ in self.named_buffers()}
         fixed = {k: t.clone() if k in buffers else t for k, t in fixed.items()}
-        loss: Tensor = torch.func.functional_call(
-            self, (shared, fixed), (x[None].clone(), y[None])
-        )
+        loss = self.batch(shared | fixed, x[None].clone(), y[None].clone())
         return loss[0] if weight is None else loss[0] * weight
+
+    def batch(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The losses of a batch with ``tensors`` in place of the module's own, by name.
+
+        Not by ``torch.func.functional_call``: in Torch 2.14 that leaves the replaced
+        tensors behind in a submodule that is registered under two names.
+        """
+        before = _members(self)
+        names = {
+            id(t): name for name, t in (*self.named_parameters(), *self.named_buffers())
+        }
+        try:
+            for space, own in before:
+                for key, t in own.items():
+                    if t is not None and names[id(t)] in tensors:
+                        space[key] = tensors[names[id(t)]]
+            loss: Tensor = self(x, y)
+            return loss
+        finally:
+            if not self._holds:
+                _restore(before)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, replaced tensors stay until the next evaluation.
+
+        Checkpointed parts of a forward run again during the backward pass.
+        """
+        before, held = _members(self), self._holds
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = held
+            _restore(before)
 
 
 def underlying(module: nn.Module) -> nn.Module:
@@ -149,11 +219,16 @@ def evaluating(
         Copies of the weights at this moment, in ``dtype``.
     """
     with (
+        warnings.catch_warnings(),
         isolated_rng(),
         plain_arithmetic(device_type),
         _eager(),
         as_evaluated(loss, dtype),
     ):
+        # Operations that vmap runs one by one say so, and so do compiled modules to
+        # which we listen for a moment: neither is news to the user.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when")
         if any(isinstance(m, nn.RNNBase) for m in loss.modules()):
             # cuDNN's recurrent layers have no second derivative; plain_arithmetic
             # switches it on again.
@@ -177,16 +252,17 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
         dtype: also cast plain tensor attributes to this.
     """
     swapped: list[tuple[nn.Module, str, nn.Module]] = []
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    kept: list[_Attributes] = []
+    hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+    members = _members(root)
     try:
         for parent in list(root.modules()):
             for name, child in list(parent._modules.items()):
                 if child is not None and underlying(child) is not child:
                     swapped.append((parent, name, child))
                     parent._modules[name] = underlying(child)
+        kept.append(_Attributes(root))
         for m in root.modules():
-            kept.append((m.__dict__, dict(m.__dict__)))
             for registry in (getattr(m, kind) for kind in _HOOKS):
                 hooks.append((registry, dict(registry)))
                 for key, hook in hooks[-1][1].items():
@@ -195,17 +271,15 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
             m.training = False
             if "_compiled_call_impl" in m.__dict__:  # set by Module.compile()
                 m.__dict__["_compiled_call_impl"] = None
-            for name, value in kept[-1][1].items():
+            for name, value in list(vars(m).items()):
                 if dtype and type(value) is Tensor:
                     m.__dict__[name] = _cast(value.detach(), dtype)
         yield
     finally:
-        for attributes, before in kept:
-            _put_back(attributes, before)
-        for registry, before_hooks in hooks:
-            if list(registry) != list(before_hooks):
-                registry.clear()
-                registry.update(before_hooks)
+        for attributes in kept:
+            attributes.put_back()
+        _restore(members)
+        _restore(hooks)
         for parent, name, child in reversed(swapped):
             parent._modules[name] = child
 
@@ -260,12 +334,51 @@ def watches(hook: Any) -> bool:
     return str(owner).split(".")[0] == "wandb"
 
 
-def _put_back(attributes: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in attributes.keys() - before.keys():
-        del attributes[name]
-    for name, value in before.items():
-        if attributes.get(name, _ABSENT) is not value:
-            attributes[name] = value
+def _members(root: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    spaces = [s for m in root.modules() for s in (m._parameters, m._buffers)]
+    return [(space, dict(space)) for space in spaces]
+
+
+def _restore(before: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+    """Gives registries their entries and order back, as the same dictionaries."""
+    for space, own in before:
+        same = list(space) == list(own) and all(space[k] is own[k] for k in own)
+        if not same:
+            space.clear()
+            space.update(own)
+
+
+class _Attributes:
+    """Plain attributes of all submodules, and what the containers among them hold."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._spaces = [(vars(m), dict(vars(m))) for m in root.modules()]
+        self._containers = [
+            (value, type(value)(value))
+            for _, before in self._spaces
+            for value in before.values()
+            if type(value) in (list, dict, set, deque)
+        ]
+
+    def put_back(self) -> None:
+        for space, before in self._spaces:
+            for name in space.keys() - before.keys():
+                del space[name]
+            for name, value in before.items():
+                if space.get(name, _ABSENT) is not value:
+                    space[name] = value
+        for container, contents in self._containers:
+            now, then = _flat(container), _flat(contents)
+            if len(now) != len(then) or any(map(operator.is_not, now, then)):
+                container.clear()
+                fill = container.extend if hasattr(container, "extend") else None
+                (fill or container.update)(contents)
+
+
+def _flat(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.func import vmap
 
+from leakwatch.chunking import in_chunks
 from leakwatch.derivatives import (
+    Product,
     gradient,
     graph,
     pulled,
@@ -34,7 +36,8 @@ from leakwatch.evaluation import (
     evaluating,
     underlying,
 )
-from leakwatch.examination import Path, examine, out_of_memory
+from leakwatch.examination import Path, examine
+from leakwatch.inputs import check_rows, check_samples, refuse_integers
 from leakwatch.losses import classification_criterion
 
 __all__ = [
@@ -43,8 +46,6 @@ __all__ = [
     "Path",
     "UnsupportedModuleError",
     "Weights",
-    "check_samples",
-    "in_chunks",
     "underlying",
 ]
 
@@ -144,6 +145,8 @@ class GradientMap:
         self._loss = SampleLoss(module, self.criterion)
         self._path = path
         self._resolved: Literal["vmap", "loop"] | None = None
+        self._push: Product = pushed
+        self._pull: Product = pulled
         self._notes: dict[str, None] = {}
 
     @property
@@ -286,7 +289,7 @@ class GradientMap:
         def batched(
             at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, vi: Tensor
         ) -> Tensor:
-            return pushed(self.sample_loss, at, xi, yi, wi, vi.view_as(xi))
+            return self._push(self.sample_loss, at, xi, yi, wi, vi.view_as(xi))
 
         def single(
             at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, vi: Tensor
@@ -294,7 +297,7 @@ class GradientMap:
             sample = graph(self.sample_loss, at, xi, yi, wi)
             return pushed_forward(sample, vi.view_as(xi)[None])[0]
 
-        _check_rows("v", v, (len(x), x[:1].numel()))
+        check_rows("v", v, (len(x), x[:1].numel()))
         return self._run(batched, single, x, y, self._weight(x, weight), v)
 
     def vjp(
@@ -319,7 +322,7 @@ class GradientMap:
         def batched(
             at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, ui: Tensor
         ) -> Tensor:
-            return pulled(self.sample_loss, at, xi, yi, wi, ui)
+            return self._pull(self.sample_loss, at, xi, yi, wi, ui)
 
         def single(
             at: Weights, xi: Tensor, yi: Tensor, wi: Tensor, ui: Tensor
@@ -327,7 +330,7 @@ class GradientMap:
             sample = graph(self.sample_loss, at, xi, yi, wi)
             return pulled_back(sample, ui).reshape(-1)
 
-        _check_rows("u", u, (len(x), self.size))
+        check_rows("u", u, (len(x), self.size))
         return self._run(batched, single, x, y, self._weight(x, weight), u)
 
     def dense(
@@ -351,17 +354,18 @@ class GradientMap:
         Returns:
             ``(k, d_θ)``.
         """
-        _check_rows("directions", directions, (len(directions), x.numel()))
+        check_rows("directions", directions, (len(directions), x.numel()))
         w = self._weight(x[None], None if weight is None else weight[None])[0]
         with self.evaluation(x) as at:
             xs, ys = self.prepared(x[None], y[None])
             common = self.sample_loss, at, xs[0], ys[0], w
             vs = directions.detach().to(xs).reshape(-1, *x.shape)
             if self.resolve(at, xs, ys) == "loop":
-                return pushed_forward(graph(*common), vs)
+                with self._loss.holding():
+                    return pushed_forward(graph(*common), vs)
 
             def one(v: Tensor) -> Tensor:
-                return pushed(*common, v)
+                return self._push(*common, v)
 
             return in_chunks(vmap(one), (vs,), self.chunk(at))
 
@@ -402,7 +406,7 @@ class GradientMap:
         Raises:
             ValueError: if ``x`` is not floating point.
         """
-        _refuse_integers(x)
+        refuse_integers(x)
         with evaluating(self._loss, x.device.type, self.dtype) as at:
             yield at
 
@@ -444,6 +448,7 @@ class GradientMap:
         if self._resolved is not None:
             return self._resolved
         found = examine(self._loss, at, x, y, self._path)
+        self._push, self._pull = found.push, found.pull
         name = type(self.module).__name__
         if found.conclusive:
             self._resolved = found.path
@@ -454,17 +459,26 @@ class GradientMap:
                     found.why,
                 )
         for note in found.notes:
-            if note not in self._notes:
-                self._notes[note] = None
-                _log.warning("leakwatch on %s: %s.", name, note)
+            self.note(note)
         return found.path
+
+    def note(self, text: str) -> None:
+        """Adds to ``notes`` and says it in the log, once."""
+        if text not in self._notes:
+            self._notes[text] = None
+            _log.warning("leakwatch on %s: %s.", type(self.module).__name__, text)
+
+    @property
+    def forward_mode(self) -> bool:
+        """Whether J v is the tangent of g on the ``"vmap"`` path."""
+        return self._push is pushed
 
     # -- batches -------------------------------------------------------------------
 
     def _weight(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return torch.ones(len(x), dtype=self.dtype, device=x.device)
-        _check_rows("weight", weight, (len(x),))
+        check_rows("weight", weight, (len(x),))
         return weight.detach().to(device=x.device, dtype=self.dtype)
 
     def _run(
@@ -480,7 +494,8 @@ class GradientMap:
             xs, ys = self.prepared(x, y)
             args = (xs, ys, *(t.detach().to(xs) for t in more))
             if self.resolve(at, xs, ys) == "loop":
-                rows = [single(at, *row) for row in zip(*args, strict=True)]
+                with self._loss.holding():
+                    rows = [single(at, *row) for row in zip(*args, strict=True)]
                 return torch.stack(rows)
 
             def chunk(*part: Tensor) -> Tensor:
@@ -488,62 +503,3 @@ class GradientMap:
                 return out
 
             return in_chunks(chunk, args, self.chunk(at))
-
-
-def in_chunks(f: Callable[..., Tensor], args: tuple[Tensor, ...], chunk: int) -> Tensor:
-    """``f`` over the leading dimension in chunks, halved when memory runs out.
-
-    Args:
-        f: a function of tensors with one row per item.
-        args: its arguments, at least one row.
-        chunk: rows at once.
-
-    Returns:
-        The results of all rows.
-
-    Raises:
-        RuntimeError: what ``f`` raises, out of memory only for a single row.
-    """
-    out: list[Tensor] = []
-    start, total = 0, len(args[0])
-    chunk = min(chunk, total)
-    while start < total:
-        try:
-            out.append(f(*(a[start : start + chunk] for a in args)))
-            start += chunk
-            continue
-        except RuntimeError as error:
-            if not out_of_memory(error) or chunk == 1:
-                raise
-        # Out of the handler, where the traceback no longer holds what filled memory.
-        chunk = max(1, chunk // 2)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
-    return torch.cat(out) if len(out) > 1 else out[0]
-
-
-def _refuse_integers(x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"inputs must be a tensor, got a {type(x).__name__}.")
-    if not x.is_floating_point():
-        raise ValueError(
-            f"inputs must be floating point network inputs, got {x.dtype}; convert "
-            f"images with x.float() / 255 and normalise them as in training."
-        )
-
-
-def check_samples(x: Tensor, y: Tensor) -> None:
-    """Raises unless there are floating-point inputs and one label for each."""
-    _refuse_integers(x)
-    if not isinstance(y, Tensor):
-        raise TypeError(f"labels must be a tensor, got a {type(y).__name__}.")
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
-        raise ValueError(
-            f"one label per sample and at least one sample are needed, got inputs of "
-            f"shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}."
-        )
-
-
-def _check_rows(name: str, t: Tensor, shape: tuple[int, ...]) -> None:
-    if t.shape != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {tuple(t.shape)}.")

@@ -16,7 +16,6 @@ of 1,000.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +29,14 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 from torch.utils.hooks import RemovableHandle
 
-from leakwatch.gradients import GradientMap, Weights, in_chunks
+from leakwatch.chunking import in_chunks
+from leakwatch.evaluation import Weights
+from leakwatch.gradients import GradientMap
 
-_log = logging.getLogger(__name__)
-
+_WHOLE = (
+    "the whole Jacobian is formed, because the linear layers can't be taken apart; a "
+    "weight may be read outside of its layer"
+)
 # One float64 copy of a column block of J.
 _BLOCK_BYTES = 64 * 2**20
 
@@ -91,7 +94,8 @@ def gram(
     g = gradients(x[None], y[None], w)[0]
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
-        if gradients.resolve(at, xs, ys) == "vmap":
+        batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
+        if batched and _WHOLE not in gradients.notes:
             xi, yi = xs[0], ys[0]
             taps = _tappable(gradients, at, xi, yi)
             if taps:
@@ -105,11 +109,7 @@ def gram(
                 )[0]
                 if _agrees(result, g, v, column):
                     return result
-                _log.warning(
-                    "leakwatch forms the whole Jacobian of %s: its linear layers can't "
-                    "be taken apart, a weight may be read outside its layer.",
-                    type(gradients.module).__name__,
-                )
+                gradients.note(_WHOLE)
     return _assemble(gradients.dense(x, y, directions.view(n, n), weight), g, [])
 
 
@@ -128,7 +128,8 @@ def columns_stored(
     """
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
-        if gradients.resolve(at, xs, ys) == "loop":
+        batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
+        if not batched or _WHOLE in gradients.notes:
             return at.size
         taps = _tappable(gradients, at, xs[0], ys[0])
         saved = sum(

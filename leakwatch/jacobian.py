@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from leakwatch.gradients import GradientMap, check_samples
+from leakwatch.gradients import GradientMap
 from leakwatch.gram import Gram, gram
+from leakwatch.inputs import check_samples
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30

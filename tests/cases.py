@@ -15,6 +15,7 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 CLASSES = 3
@@ -30,7 +31,7 @@ class Case:
     shape: tuple[int, ...] = IMAGE
     path: str = "vmap"
     twin: Callable[[], nn.Module] | None = None  # an eager equal, for compiled ones
-    notes: str = ""  # words of the one expected note
+    notes: tuple[str, ...] = ()  # a word of each expected note
     culprit: str = ""  # the submodule that the log line names
 
     def module(self) -> nn.Module:
@@ -46,6 +47,48 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         x = torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
         return x.to(dtype), torch.arange(batch) % CLASSES
+
+
+def dense_jacobian(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> tuple[Tensor, Tensor]:
+    """g and J of one sample by double backward through the module's own parameters."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    leaf = x.clone().requires_grad_()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            value = loss(module(leaf[None].clone()), y[None])
+            parts = torch.autograd.grad(
+                value, parameters, create_graph=True, materialize_grads=True
+            )
+            g = torch.cat([part.reshape(-1) for part in parts])
+            u = torch.zeros_like(g, requires_grad=True)
+            nothing = g.new_zeros(g.numel(), x.numel())
+            if not g.requires_grad:
+                return g.detach(), nothing
+            back = torch.autograd.grad(
+                g, leaf, u, create_graph=True, materialize_grads=True
+            )[0].reshape(-1)
+            if not back.requires_grad:
+                return g.detach(), nothing
+            columns = [
+                torch.autograd.grad(b, u, retain_graph=True, materialize_grads=True)[0]
+                for b in back
+            ]
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return g.detach(), torch.stack(columns, 1)
+
+
+def relative(value: Tensor, expected: Tensor) -> float:
+    """‖value − expected‖/‖expected‖; for a zero ``expected`` the absolute error."""
+    size = float(expected.double().norm()) or 1.0
+    return float((value.double() - expected.double()).norm()) / size
 
 
 def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
@@ -176,9 +219,10 @@ def _write_into_input(m: Any, x: Tensor) -> Tensor:
 
 def _write_after_linear(m: Any, x: Tensor) -> Tensor:
     h = m.a(x)
-    h.sigmoid_()
-    h.mul_(h.detach().new_full((), 2.0))
-    return m.b(h)
+    h.mul_(2).add_(1)
+    out = m.b(torch.tanh(h))
+    out.mul_(3)
+    return out
 
 
 def _item(m: Any, x: Tensor) -> Tensor:
@@ -306,6 +350,15 @@ class Warp(nn.Module):
         return self.head(warped.flatten(1))
 
 
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x[:, None].sin())
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -313,7 +366,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.core(x[:, 0])[0][:, -1])
+        return self.head(self.core(x[:, 0, :3])[0][:, -1])
 
 
 class Subclass(nn.Linear):
@@ -370,6 +423,17 @@ def _buffers(m: Any) -> None:
 def _with_buffers(m: Any, x: Tensor) -> Tensor:
     x = torch.fft.irfft(torch.fft.rfft(x) * m.turn, n=36)
     return _plain(m, (x + m.shift)[:, m.order] * m.keep)
+
+
+def _accumulate(m: Any, x: Tensor) -> Tensor:
+    m.total += x.detach().mean()
+    m.seen.append(x)
+    m.last = m.total * 2
+    return _plain(m, x * m.last.to(x.dtype))
+
+
+def _accumulator(m: Any) -> None:
+    m.total, m.seen = torch.ones((), dtype=torch.float64), []
 
 
 def _remember(m: Any, x: Tensor) -> Tensor:
@@ -438,7 +502,7 @@ CASES = [
     Case("one-dimensional", lambda: nn.Linear(5, CLASSES), shape=(5,)),
     Case(
         "scalar-inputs",
-        function(lambda m, x: _plain(m, x.view(-1, 1).expand(-1, 36).cumsum(1).sin())),
+        Scalar,
         shape=(),
     ),
     Case(
@@ -480,16 +544,14 @@ CASES = [
         "weight-norm",
         function(_plain, _normalise(nn.utils.parametrizations.weight_norm)),
     ),
-    Case(
-        "old-spectral-norm", function(_plain, _normalise(nn.utils.spectral_norm))
-    ),
+    Case("old-spectral-norm", function(_plain, _normalise(nn.utils.spectral_norm))),
     Case("old-weight-norm", function(_plain, _normalise(nn.utils.weight_norm))),
     Case("pruned", function(_plain, _prune)),
-    Case("hooks", function(_plain, _hook_outputs)),
+    Case("hooks", function(_plain, _hook_outputs), notes=("batch",)),
     Case("tokens", function(_tokens)),
     Case("subclass", function(_plain, _subclassed)),
     Case("buffers", function(_with_buffers, _buffers)),
-    Case("lightning", Lit, path=""),
+    Case("lightning", Lit),
     Case("nested-functorch", function(_nested)),
     Case(
         "plain-attributes",
@@ -506,30 +568,49 @@ CASES = [
     Case("custom-jvp", custom(WithJvp)),
     Case("lstm", lambda: Recurrent(nn.LSTM), path="loop", culprit="core (LSTM)"),
     Case("gru", lambda: Recurrent(nn.GRU), path="loop", culprit="core (GRU)"),
-    Case("item", function(_item), path="loop", culprit="the module itself (Function)"),
+    Case(
+        "item",
+        function(_item),
+        path="loop",
+        culprit="the module itself (Function)",
+        notes=("batch",),
+    ),
     Case("fresh-zeros", function(_fresh_zeros), path="loop", culprit="itself"),
     Case("custom-old", custom(OldStyle), path="loop", culprit="itself"),
-    Case("custom-new", custom(NewStyle), path="loop", culprit="itself"),
-    Case("custom-wrong-jvp", custom(WrongJvp), path="loop", culprit="differ"),
-    Case("grid-sample", Warp, path="loop", culprit="itself (Warp)"),
-    Case("writes-buffers", function(_counted, _register_counters), path=""),
-    Case("remembers", function(_remember, _memory), path=""),
+    Case("custom-new", custom(NewStyle)),
+    Case("custom-wrong-jvp", custom(WrongJvp)),
+    Case("grid-sample", Warp),
+    Case(
+        "writes-buffers",
+        function(_counted, _register_counters),
+        path="",
+        notes=("batch", "detach"),
+    ),
+    Case(
+        "writes-attributes",
+        function(_accumulate, _accumulator),
+        path="loop",
+        notes=("batch", "detach"),
+    ),
+    Case("remembers", function(_remember, _memory), path="", notes=("batch",)),
     Case(
         "checkpoint",
         function(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=False).tanh())),
         path="loop",
         culprit="itself",
     ),
-    Case("renormalised", function(_renormalised), path="", notes="detach"),
+    Case("renormalised", function(_renormalised), path=""),
     Case("renormalised-in-place", function(_renormalised_in_place), path=""),
-    Case("no-grad", function(_no_grad_norm), path="loop", notes="detach"),
+    Case("no-grad", function(_no_grad_norm), path="", notes=("detach",)),
     Case(
         "detached",
         function(lambda m, x: _plain(m, x / x.detach().norm(dim=1, keepdim=True))),
         path="",
-        notes="detach",
+        notes=("detach",),
     ),
-    Case("rounding", function(_round_trip), path="", notes="detach"),
-    Case("data", function(lambda m, x: _plain(m, x * x.data)), path="", notes="detach"),
-    Case("hidden-backward", custom(Constant), path="loop", notes="detach"),
+    Case("rounding", function(_round_trip), path="", notes=("detach",)),
+    Case(
+        "data", function(lambda m, x: _plain(m, x * x.data)), path="", notes=("detach",)
+    ),
+    Case("hidden-backward", custom(Constant), path="loop", notes=("detach",)),
 ]

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from leakwatch.probes import ProbeSet
-from leakwatch.probes.pipeline import find_normalization
+from leakwatch.probes.pipeline import find_normalization, walk
 from leakwatch.probes.selection import find_labels
 
 
@@ -448,6 +448,11 @@ def test_normalisations_that_disagree_are_not_guessed_at() -> None:
     data = Images([0, 1] * 8, transform=twice)
     with pytest.warns(UserWarning, match="2 different normalisations"):
         assert ProbeSet.from_dataset(data, n=4).mean is None
+
+
+def test_samples_in_a_plain_list_are_not_searched() -> None:
+    data = [(X[0], 0), (X[1], 1)]
+    assert list(walk(Subset(data, [0, 1])))[1:] == [data]
 
 
 def test_given_values_go_before_found_ones() -> None:

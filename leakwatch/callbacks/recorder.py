@@ -56,7 +56,6 @@ class Recorder:
         self._prefix = prefix
         self._warn = warn
         self._ledger: RiskLedger | None = None
-        self._last: Row | None = None
         try:
             self._ledger = self._opened(directory, run, past)
         except Exception as error:
@@ -85,7 +84,6 @@ class Recorder:
             spectra: eigenvalues with their samples, or ``None``.
             found: what the step adds to the run's metadata.
         """
-        self._last = rows[-1]
         if self._ledger is None:
             return
         try:
@@ -144,12 +142,11 @@ class Recorder:
         Returns:
             The report's path, if there is one.
         """
-        last = self._last
-        if last is None or self._ledger is None:
+        if self._ledger is None or not self._ledger.position:
             return None
         try:
-            if any(publish.has_figures(logger) for logger in loggers):
-                rows = self._ledger.rows()
+            rows = self._ledger.rows()
+            if rows and any(publish.has_figures(logger) for logger in loggers):
                 quantities = quantities_from_metadata(self._metadata)
                 names = self._probes.class_names
                 figures = {
@@ -160,8 +157,8 @@ class Recorder:
                     publish.publish_figures(
                         loggers,
                         figures,
-                        step=last.step,
-                        epoch=last.epoch,
+                        step=rows[-1].step,
+                        epoch=rows[-1].epoch,
                         prefix=self._prefix,
                     )
                 )
@@ -175,16 +172,19 @@ class Recorder:
         return None
 
     def _opened(self, directory: Path, run: str, past: Recorded | None) -> RiskLedger:
+        lost = ""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 ledger = open_ledger(directory, run, past)
             except FileNotFoundError as error:
-                self._warn("past", f"the record before the checkpoint is lost: {error}")
+                lost = str(error)
                 ledger = RiskLedger(directory, run=run)
             since = created(past)
-        for warning in caught:
-            self._warn("past", str(warning.message))
+        said = [lost] if lost else [str(warning.message) for warning in caught]
+        if said:
+            text = "; ".join(said)
+            self._warn("past", f"the record before the checkpoint is lost: {text}")
         if since is not None:
             self._metadata["created"] = since
         ledger.write_metadata(self._metadata)

@@ -20,7 +20,9 @@ from leakwatch.scores import Score, Settings
 
 __all__ = [
     "Recorded",
+    "created",
     "describe_run",
+    "describe_scores",
     "natural_directory",
     "new_run_name",
     "open_ledger",
@@ -190,13 +192,14 @@ def describe_run(
         "input_shape": list(probes.x.shape[1:]),
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "quantities": _describe_scores(scores),
+        "quantities": describe_scores(scores),
         "config": {**config, **assumed},
         "versions": {name: _version(name) for name in _PACKAGES},
     }
 
 
-def _describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
+def describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
+    """Unit, direction, meaning and source of each score, for readers of the record."""
     return {
         s.name: {
             "unit": s.unit,

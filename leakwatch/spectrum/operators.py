@@ -64,7 +64,7 @@ class DenseOperator:
             to rounding.
     """
 
-    def __init__(self, matrices: Float[Tensor, "batch n n"]) -> None:
+    def __init__(self, matrices: Tensor) -> None:
         matrices = matrices.detach()
         check_matrices(matrices)
         finite = finite_samples(matrices)

@@ -36,7 +36,7 @@ def test_expected_i2f(problem: Problem) -> None:
         delta = NOISE * torch.randn(DRAWS, len(o.g), generator=generator).double()
         pulled = delta @ o.j
         for result, epsilon in zip(results, (0.0, EPSILON), strict=True):
-            damped = o.h + epsilon * torch.eye(problem.d_x)
+            damped = o.h + epsilon * torch.eye(problem.d_x).double()
             moved = torch.linalg.solve(damped, pulled.T)
             agrees(result["i2f"][i], moved.square().sum(0))
         agrees(results[0]["i2f_nom"][i], pulled.square().sum(1))
@@ -64,6 +64,6 @@ def test_expected_error_of_the_posterior_mean(problem: Problem) -> None:
         seen = images @ o.j.T + noise
         # The maximum of the posterior density, from its stationarity condition.
         right = seen @ o.j / NOISE**2 + centre / spread**2
-        system = o.h / NOISE**2 + torch.eye(n) / spread**2
+        system = o.h / NOISE**2 + torch.eye(n).double() / spread**2
         guesses = torch.linalg.solve(system, right.T).T
         agrees(result["i2f_bayes"][i], (guesses - images).square().sum(1))

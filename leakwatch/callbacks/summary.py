@@ -1,0 +1,83 @@
+"""What a probe step comes to: scalars for the loggers, one sentence for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from leakwatch.callbacks.probing import Share
+from leakwatch.callbacks.recording import describe_scores
+from leakwatch.probes import ProbeSet
+from leakwatch.reporting import (
+    LedgerTable,
+    Quantity,
+    Row,
+    log_scalars,
+    quantities_from_metadata,
+    summarize,
+)
+from leakwatch.reporting.keys import PREFIX
+from leakwatch.scores import Score
+
+__all__ = ["scalars_of", "sentence", "time_rows"]
+
+# More classes than this get keys of their own for the predicted PSNR only.
+_MOST_CLASS_KEYS = 20
+_HEADLINES = ("i2f_bayes_psnr", "i2f_psnr")
+
+
+def time_rows(shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
+    """What the probe step cost: seconds of the slowest process, share of training."""
+    seconds = max(share.seconds for share in shares)
+    fraction = Row(
+        epoch, step, None, None, "time_fraction", math.nan, "undefined: no training yet"
+    )
+    if step > 0:
+        share = shares[0].spent / max(shares[0].elapsed, 1e-9)
+        fraction = Row(epoch, step, None, None, "time_fraction", min(share, 1.0))
+    return [Row(epoch, step, None, None, "seconds", seconds), fraction]
+
+
+def scalars_of(
+    rows: Sequence[Row], scores: Sequence[Score], probes: ProbeSet, prefix: str
+) -> dict[str, float]:
+    """Log key → number for one probe step, the same in every process.
+
+    Args:
+        rows: of the step, of all processes.
+        scores: what was computed.
+        probes: the samples.
+        prefix: first part of the keys.
+    """
+    many = len(set(probes.y.tolist())) > _MOST_CLASS_KEYS
+    scalars = log_scalars(
+        rows,
+        _quantities(scores),
+        probes.class_names,
+        per_class=_HEADLINES if many else None,
+    )
+    return {prefix + k.removeprefix(PREFIX): float(v) for k, v in scalars.items()}
+
+
+def sentence(rows: Sequence[Row], scores: Sequence[Score]) -> str:
+    """The line that is printed after a probe step."""
+    table, quantities = LedgerTable.from_rows(rows), _quantities(scores)
+    last = rows[-1]
+    seconds = next(row.value for row in rows if row.quantity == "seconds")
+    start = f"leakwatch epoch {last.epoch} (step {last.step}):"
+    for name in _HEADLINES:
+        found = table.last(name)
+        if found is None:
+            continue
+        summary = summarize(found[1], quantities[name].sign)
+        if summary.used:
+            return (
+                f"{start} predicted PSNR of an attack {summary.median:.1f} dB median, "
+                f"{summary.worst:.1f} dB for the worst sample "
+                f"({summary.worst_sample}); {seconds:.1f} s"
+            )
+    return f"{start} probed in {seconds:.1f} s"
+
+
+def _quantities(scores: Sequence[Score]) -> dict[str, Quantity]:
+    return quantities_from_metadata({"quantities": describe_scores(scores)})

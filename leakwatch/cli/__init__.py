@@ -1,0 +1,5 @@
+"""The command ``leakwatch``: fit, audit and report."""
+
+from leakwatch.cli.entry import main
+
+__all__ = ["main"]

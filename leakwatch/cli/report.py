@@ -1,0 +1,64 @@
+"""``leakwatch report``: report.html again, from what was recorded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from leakwatch.reporting import write_report
+
+
+def run(argv: list[str]) -> int:
+    """Rebuild the report of a run and print its path.
+
+    Args:
+        argv: Command line after ``leakwatch report``.
+
+    Raises:
+        FileNotFoundError: There is no run, or more than one.
+    """
+    parser = argparse.ArgumentParser(
+        prog="leakwatch report",
+        description="Rebuild report.html from a recorded run and print its path.",
+    )
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="the run's directory, or a directory above it that holds one run",
+    )
+    print(write_report(find_run(parser.parse_args(argv).run)))
+    return 0
+
+
+def find_run(directory: str | Path) -> Path:
+    """Find the one recorded run in a directory.
+
+    Args:
+        directory: A run directory, the log directory that contains it, or any
+            directory with one run somewhere below.
+
+    Raises:
+        FileNotFoundError: There is no run, or more than one; the message lists them.
+    """
+    path = Path(directory).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"there is no directory {path}.")
+    for candidate in (path, path / "leakwatch"):
+        if _is_run(candidate):
+            return candidate
+    found = sorted({file.parent for file in path.rglob("run.json")})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+        raise FileNotFoundError(
+            f"{path} holds {len(found)} recorded runs, name one of them: {listed}."
+        )
+    raise FileNotFoundError(
+        f"no recorded run in {path}: expected the directory that the monitor wrote, "
+        f"such as runs/quickstart/version_0/leakwatch."
+    )
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.json").is_file() or any((path / "ledger").glob("part-*.csv"))

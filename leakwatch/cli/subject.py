@@ -1,0 +1,136 @@
+"""What an audit is about, built from the config of a training run."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, cast, final
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks.data import training_probes
+from leakwatch.cli.checkpoint import Checkpoint
+from leakwatch.cli.training import ConfiguredCLI
+from leakwatch.probes import ProbeSet
+
+
+@final
+@dataclass(frozen=True)
+class Subject:
+    """What is audited, and how: all that a config says about it.
+
+    Attributes:
+        module: The model, with the weights of its initialisation.
+        data: Where samples come from: the datamodule, or else the model.
+        monitor: Whose settings apply; never attached to a trainer.
+        accelerator: What the config would train on.
+        note: What the user should know about the choice; empty if nothing.
+    """
+
+    module: LightningModule
+    data: LightningDataModule | LightningModule
+    monitor: LeakageMonitor
+    accelerator: str
+    note: str
+
+
+@final
+class SubjectCLI(ConfiguredCLI):
+    """Builds model, data and monitor of a config, but no trainer and no logger."""
+
+    def before_instantiate_classes(self) -> None:
+        """Leave out all that a run would need and an audit does not."""
+        trainer = self.config["trainer"]
+        callbacks = trainer.get("callbacks") or []
+        if not isinstance(callbacks, list):
+            callbacks = [callbacks]
+        trainer["callbacks"] = [entry for entry in callbacks if _is_monitor(entry)]
+        trainer["logger"] = False
+
+    def instantiate_classes(self) -> None:
+        """Instantiate without a trainer."""
+        self.config_init = self.parser.instantiate_classes(self.config)
+
+    def subject(self) -> Subject:
+        """Return what the config describes."""
+        module, data = self.config_init["model"], self.config_init.get("data")
+        monitors = self.config_init["trainer"]["callbacks"]
+        note = ""
+        if not monitors:
+            note = "The config has no LeakageMonitor; its default settings apply."
+        elif len(monitors) > 1:
+            note = f"The config has {len(monitors)} LeakageMonitors; the first applies."
+        return Subject(
+            module=module,
+            data=module if data is None else data,
+            monitor=monitors[0] if monitors else LeakageMonitor(),
+            accelerator=str(self.config["trainer"].get("accelerator")),
+            note=note,
+        )
+
+
+def draw(
+    subject: Subject,
+    checkpoint: Checkpoint,
+    split: Literal["train", "val"],
+    count: int | None,
+) -> tuple[ProbeSet, str]:
+    """Draw the samples to score.
+
+    Those of the training split are the ones that the run watched, if the checkpoint
+    says which; else they are drawn as the monitor would have drawn them.
+
+    Args:
+        subject: The subject; its data is prepared and set up here.
+        checkpoint: What was saved.
+        split: Where the samples come from.
+        count: How many; None: as the monitor's settings say.
+
+    Returns:
+        The samples, and what the user should know about them, or nothing.
+
+    Raises:
+        TypeError: There is no map-style data set to draw from.
+        ValueError: Its samples can't be probed; see `ProbeSet`.
+    """
+    data, monitor = subject.data, subject.monitor
+    if isinstance(data, LightningDataModule):
+        data.prepare_data()
+        data.setup("fit")
+    if isinstance(monitor.given, ProbeSet):
+        return monitor.given, ""
+    wanted = monitor.given if count is None else count
+    if split == "train":
+        loader, known = data.train_dataloader(), data
+    else:
+        # Without probe_dataset, which holds training samples.
+        loader = data.val_dataloader()
+        names = ("mean", "std", "class_names")
+        known = cast(
+            Any, SimpleNamespace(**{name: getattr(data, name, None) for name in names})
+        )
+    state = checkpoint.callbacks.get(monitor.state_key, {})
+    watched = state.get("indices") or [] if split == "train" else []
+    probes = training_probes(
+        cast(Trainer, SimpleNamespace(train_dataloader=loader, datamodule=known)),
+        n=wanted,
+        seed=monitor.seed,
+        mean=monitor.mean,
+        std=monitor.std,
+        data_range=monitor.data_range,
+        indices=watched if len(watched) == wanted else None,
+    )
+    if len(watched) == wanted and probes.fingerprint() != state.get("fingerprint"):
+        return probes, (
+            "The samples are not those that the run watched under the same indices: "
+            "the config's data or normalisation is another."
+        )
+    return probes, ""
+
+
+def _is_monitor(entry: Any) -> bool:
+    module, _, name = str(entry["class_path"]).rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    return isinstance(found, type) and issubclass(found, LeakageMonitor)

@@ -1,0 +1,150 @@
+"""What a run found, as a few lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from leakwatch.reporting import (
+    Column,
+    LedgerTable,
+    Moment,
+    RiskLedger,
+    Summary,
+    quantities_from_metadata,
+    summarize,
+)
+from leakwatch.reporting.aggregates import describe_counts
+from leakwatch.reporting.headline import find_headline
+from leakwatch.reporting.quantities import (
+    class_name,
+    class_names_from_metadata,
+    describe,
+)
+from leakwatch.reporting.words import number
+
+_MISSING = "–"
+
+
+def run_table(
+    run: str | Path, accuracy: tuple[str, Mapping[int, float]] | None = None
+) -> str:
+    """Summarise a run: one line per probe step.
+
+    Args:
+        run: Run directory.
+        accuracy: Name of a metric and its values by completed epochs.
+
+    Returns:
+        Text of several lines; of a run that predicts no PSNR, `score_table`.
+
+    Raises:
+        FileNotFoundError: There is no recorded run.
+    """
+    ledger = RiskLedger.open(run)
+    table = LedgerTable.from_rows(ledger.rows())
+    headline = find_headline(table)
+    if headline is None:
+        return score_table(run)
+    names = class_names_from_metadata(ledger.read_metadata())
+    header = ["epoch", "median", "worst", "worst sample"]
+    if accuracy is not None:
+        header.append(accuracy[0])
+    lines, notes = [], []
+    for moment in table.moments_of(headline.quantity):
+        column = table.columns[moment, headline.quantity]
+        summary = summarize(column, sign=1)
+        cells = [
+            str(moment.epoch),
+            _decibels(summary.median),
+            _decibels(summary.worst),
+            _worst(summary, column, names),
+        ]
+        if accuracy is not None:
+            value = accuracy[1].get(moment.epoch, math.nan)
+            cells.append(_MISSING if math.isnan(value) else f"{value:.3f}")
+        lines.append(cells)
+        if summary.excluded:
+            notes.append(f"epoch {moment.epoch}: {_excluded(summary)}")
+    title = (
+        "Predicted PSNR of an attack on a shared gradient, dB "
+        f"(higher = more exposed; {headline.quantity}):"
+    )
+    return "\n".join([title, "", *_align(header, lines), *_indent(notes)])
+
+
+def score_table(run: str | Path) -> str:
+    """Summarise the last probe step of a run: one line per quantity.
+
+    Args:
+        run: Run directory.
+
+    Raises:
+        FileNotFoundError: There is no recorded run.
+    """
+    ledger = RiskLedger.open(run)
+    metadata = ledger.read_metadata()
+    quantities = quantities_from_metadata(metadata)
+    names = class_names_from_metadata(metadata)
+    table = LedgerTable.from_rows(ledger.rows())
+    if not table.moments:
+        return "Nothing has been recorded."
+    moment: Moment = table.moments[-1]
+    lines = []
+    for quantity in table.quantities:
+        column = table.columns.get((moment, quantity))
+        if column is None:
+            continue
+        known = describe(quantity, quantities)
+        summary = summarize(column, known.sign)
+        lines.append(
+            [
+                quantity,
+                _number(summary.median),
+                _number(summary.worst),
+                _worst(summary, column, names),
+                _excluded(summary) if summary.excluded else "",
+            ]
+        )
+    header = ["score", "median", "worst", "worst sample", ""]
+    return "\n".join(_align(header, lines))
+
+
+def _decibels(value: float) -> str:
+    return _MISSING if math.isnan(value) else f"{value:.1f}"
+
+
+def _number(value: float) -> str:
+    return _MISSING if math.isnan(value) else number(value)
+
+
+def _worst(summary: Summary, column: Column, names: Sequence[str] | None) -> str:
+    if summary.worst_sample is None:
+        return _MISSING
+    label = column.labels[column.samples.index(summary.worst_sample)]
+    known = "" if label is None else f" (class {class_name(label, names)})"
+    return f"{summary.worst_sample}{known}"
+
+
+def _excluded(summary: Summary) -> str:
+    return f"{describe_counts(summary.excluded)} of {summary.count}"
+
+
+def _indent(notes: Sequence[str]) -> list[str]:
+    return ["", *(f"  {note}" for note in notes)] if notes else []
+
+
+def _align(header: list[str], lines: list[list[str]]) -> list[str]:
+    rows = [header, *lines]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    # Names to the left, numbers to the right.
+    left = [i == 0 or name in ("worst sample", "") for i, name in enumerate(header)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if flush else cell.rjust(width)
+            for cell, width, flush in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in rows
+    ]

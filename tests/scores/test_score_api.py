@@ -1,0 +1,219 @@
+"""Arguments of score(), and that samples don't influence each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from score_problems import CASES, Case
+from torch import Tensor, nn
+
+from leakwatch.gradients import GradientMap
+from leakwatch.scores import (
+    Evidence,
+    Score,
+    Settings,
+    Value,
+    available,
+    evaluate,
+    register,
+    resolve,
+    score,
+)
+
+Small = tuple[nn.Module, Tensor, Tensor]
+ALL = available()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scores": "lavpp"}, r"unknown score 'lavpp'; choose from groups bayes, i2f"),
+        ({"scores": ["lavp", 3]}, r"unknown score 3; choose from"),
+        ({"scores": []}, r"no score asked for; choose from"),
+        ({"noise_std": None}, r"i2f_psnr, .* need noise_std, .*noise_std=1e-2"),
+        ({"solver": "qr"}, r"solver must be one of \('auto', .*\), got 'qr'"),
+        ({"epsilon": -1.0}, r"epsilon must be finite and at least 0, got -1"),
+        ({"epsilon": math.nan}, r"epsilon must be finite"),
+        ({"noise_std": 0.0}, r"noise_std must be positive and finite, got 0"),
+        ({"prior_std": -0.1}, r"prior_std must be positive and finite, got -0.1"),
+        ({"data_range": math.inf}, r"data_range must be positive and finite, got inf"),
+        ({"max_memory": 0}, r"max_memory must be positive and finite, got 0"),
+        ({"target_psnr": math.nan}, r"target_psnr must be a finite number of dB"),
+        ({"mean": (0.5,)}, r"mean and std describe one normalisation; give both"),
+        ({"std": (0.5,)}, r"mean and std describe one normalisation; give both"),
+        (
+            {"mean": (0.5,) * 3, "std": (0.5,) * 3},
+            r"one entry per channel, 1 here, got 3",
+        ),
+        ({"mean": (0.5,), "std": (0.0,)}, r"std must be finite and positive, got \(0"),
+        ({"mean": (math.nan,), "std": (1.0,)}, r"mean must be finite, got \(nan"),
+        (
+            {"prior_mean": torch.zeros(64)},
+            r"prior_mean must be finite and have the shape of one sample, \(1, 8, 8\), "
+            r"got \(64,\)",
+        ),
+        ({"prior_mean": torch.full((1, 8, 8), math.nan)}, r"prior_mean must be finite"),
+        ({"prior_covariance": torch.eye(3)}, r"must be \(64, 64\) for inputs of 64"),
+        ({"prior_covariance": torch.ones(64)}, r"matrix \(d_x, d_x\), got shape"),
+        ({"prior_covariance": -torch.eye(64)}, r"must be positive definite"),
+        ({"prior_covariance": torch.ones(64, 64).triu()}, r"must be symmetric"),
+        ({"prior_covariance": torch.eye(64) * math.inf}, r"must be finite"),
+        ({"delta": torch.zeros(5, 3)}, r"\(batch, d_θ\) = \(5, 1510\), got \(5, 3\)"),
+        ({"delta": torch.full((5, 1510), math.nan)}, r"delta must be finite"),
+        ({"delta": torch.zeros(5, 1510).long()}, r"floating point perturbation"),
+        ({"dtype": torch.float16}, r"float32 or torch.float64, got torch.float16"),
+    ],
+)
+def test_bad_arguments(small: Small, options: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"scores": ["lavp", "i2f"], "noise_std": 1e-2}
+    with pytest.raises(ValueError, match=message):
+        score(*small, **(arguments | options))
+
+
+def test_bad_samples(small: Small) -> None:
+    net, x, y = small
+    with pytest.raises(ValueError, match="floating point"):
+        score(net, (255 * x).to(torch.uint8), y, "lavp")
+    with pytest.raises(ValueError, match="label 10 of sample 2 is outside"):
+        score(net, x, torch.tensor([0, 1, 10, 2, 3]), "lavp")
+    with pytest.raises(ValueError, match="one label per sample"):
+        score(net, x, y[:4], "lavp")
+    dark = x.clone()
+    dark[4] = math.nan
+    with pytest.raises(ValueError, match="sample 4 holds NaN"):
+        score(net, dark, y, "lavp")
+    with pytest.raises(ValueError, match="at least one sample"):
+        score(net, x[:0], y[:0], "lavp")
+    with pytest.raises(ValueError, match="batch is empty"):
+        evaluate(GradientMap(net), x[:0], y[:0], resolve("lavp"), Settings())
+
+
+def test_evaluate_checks_what_it_was_given(small: Small) -> None:
+    net, x, y = small
+    with pytest.raises(ValueError, match="need noise_std"):
+        evaluate(GradientMap(net), x, y, resolve("i2f"), Settings())
+
+
+def test_the_module_is_left_as_it_was(small: Small) -> None:
+    net, x, y = small
+    net.train()
+    before = {name: p.clone() for name, p in net.state_dict().items()}
+    state = torch.get_rng_state()
+    score(net, x, y, ALL, noise_std=1e-2)
+    assert net.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in net.parameters())
+    for name, p in net.state_dict().items():
+        assert torch.equal(p, before[name])
+        assert p.dtype == torch.float32
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("solver", "names", "rtol"),
+    [("exact", ALL, 1e-12), ("lanczos", ["lavp_l2_max", "lavp_cos_max"], 1e-6)],
+)
+def test_a_sample_alone_and_in_a_batch(
+    case: Case, solver: str, names: list[str], rtol: float
+) -> None:
+    net, (x, y) = case.make(), case.data(3)
+    options = {"noise_std": 1e-2, "solver": solver, "dtype": torch.float64}
+    together = score(net, x, y, names, **options)
+    alone = score(net, x[2:], y[2:], names, **options)
+    for name in names:
+        # The smallest eigenvalues themselves have fewer digits than that.
+        tolerance = max(rtol, 1e-10) if "min" in name or "fusion" in name else rtol
+        torch.testing.assert_close(
+            alone[name][0], together[name][2], rtol=tolerance, atol=0
+        )
+        assert alone.status[name][0].word == together.status[name][2].word == "ok"
+
+
+def test_place_and_group_of_a_sample_make_no_difference(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"noise_std": 1e-2, "dtype": torch.float64}
+    delta = 1e-2 * torch.randn(5, 1510).double()
+    whole = score(*small, ALL, delta=delta, **options)
+    monkeypatch.setattr("leakwatch.scores.collection._GROUP_BYTES", 8 * 1510 * 2)
+    parts = score(*small, ALL, delta=delta, **options)
+    for name in ALL:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-12, atol=0)
+        assert parts.status[name] == whole.status[name]
+    estimates = ["jacobian_norm", "lavp_l2_max"]
+    net, (x, y) = small[0], (t[:3] for t in small[1:])
+    forwards = score(net, x, y, estimates, dtype=torch.float64)
+    backwards = score(net, x.flip(0), y.flip(0), estimates, dtype=torch.float64)
+    for name in estimates:
+        torch.testing.assert_close(
+            backwards[name].flip(0), forwards[name], rtol=1e-10, atol=0
+        )
+
+
+def test_result_is_a_mapping(small: Small) -> None:
+    result = score(*small, ["grad_norm", "lavp"])
+    assert next(iter(result)) == "grad_norm"
+    assert len(result) == 6
+    assert "i2f" not in result
+    assert result["lavp_l2_max"].shape == (5,)
+    assert result["lavp_l2_max"].dtype == torch.float64
+    assert result.usable("lavp_l2_max").tolist() == [True] * 5
+    assert str(result.status["lavp_l2_max"][0]) == "ok"
+    assert result.seconds > 0
+    for ask in (result.__getitem__, result.usable):
+        with pytest.raises(
+            KeyError, match="no score 'i2f' in this result; it holds gr"
+        ):
+            ask("i2f")
+
+
+def condition(evidence: Evidence, settings: Settings) -> Value:
+    """λ_1/λ_min: a score that leakwatch does not have."""
+    worse = min(
+        (evidence.lambda_max, evidence.lambda_min), key=lambda v: v.status.usable
+    )
+    return Value(evidence.lambda_max.number / evidence.lambda_min.number, worse.status)
+
+
+def own(name: str = "condition", compute=condition) -> Score:  # type: ignore[no-untyped-def]
+    return Score(
+        name=name,
+        compute=compute,
+        needs=frozenset({"lambda_max", "lambda_min"}),
+        unit="1",
+        direction="higher = less exposed",
+        meaning="Condition of the matching problem.",
+        source="this test",
+    )
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_score_of_ones_own(small: Small) -> None:
+    register(own(), "mine")
+    result = score(*small, ["mine", "lavp"], dtype=torch.float64)
+    expected = result["lavp_l2_max"] / result["lavp_l2_min"]
+    torch.testing.assert_close(result["condition"], expected)
+    assert result.status["condition"][0].word == "ok"
+    unregistered = score(*small, own("other"), dtype=torch.float64)
+    torch.testing.assert_close(unregistered["other"], expected)
+
+
+def test_a_score_that_misbehaves_spoils_only_itself(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(evidence: Evidence, settings: Settings) -> Value:
+        raise KeyError("oh")
+
+    def infinite(evidence: Evidence, settings: Settings) -> Value:
+        return Value(math.inf)
+
+    scores = [own("broken", broken), own("infinite", infinite), "lavp_l2_max"]
+    result = score(*small, scores)
+    assert result.status["broken"][0] == ("failed", "KeyError: 'oh'")
+    assert "leakwatch could not compute broken" in caplog.text
+    assert result.status["infinite"][0].word == "failed"
+    assert "inf" in result.status["infinite"][0].reason
+    assert result["infinite"].isnan().all()
+    assert result.status["lavp_l2_max"][0].word == "ok"
