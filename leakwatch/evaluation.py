@@ -156,7 +156,7 @@ class SampleLoss(nn.Module):
         """
         before = _members(self)
         names = {
-            id(t): name for name, t in (*self.named_parameters(), *self.named_buffers())
+            id(t): name for name, t in (*self.named_buffers(), *self.named_parameters())
         }
         try:
             for space, own in before:

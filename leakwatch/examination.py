@@ -21,6 +21,7 @@ from torch.func import vmap
 
 from leakwatch.chunking import out_of_memory
 from leakwatch.derivatives import (
+    Graph,
     Product,
     gradient,
     graph,
@@ -101,18 +102,19 @@ def examine(
         xs, ys = torch.cat([xs, xs / 2]), ys.expand(2, *ys.shape[1:])
     watch = watch_forward(loss, at, xs, ys)
     loss.tensors.written = (loss.tensors.written or frozenset()) | watch.written
-    notes = watch.notes + _batch_dependence(loss, at, xs, ys) + _gradient_hooks(loss)
-    with loss.holding():
-        random = _is_random(loss, at, xs[0], ys[0])
-    if random:
+    shaken = _shaken(at)
+    if _is_random(loss, shaken, xs[0], ys[0]):
         raise UnsupportedModuleError(
             f"{name} gives different results for the same input in eval mode; a "
             f"random forward has no gradient to speak of. Switch the randomness off "
             f"when module.training is False."
         )
+    notes = (
+        watch.notes + _batch_dependence(loss, shaken, xs, ys) + _gradient_hooks(loss)
+    )
     with _precisely(loss, at, xs, ys, watch) as (at, xs, ys), loss.holding():
-        products = _Products(loss, at, xs, ys)
-        slow, error = _attempt(products.by_loop)
+        products = _products(loss, at, shaken, xs, ys)
+        slow, error = _attempt(products.reference)
         push: Product = pushed
         pull: Product = pulled
         why = ""
@@ -121,7 +123,15 @@ def examine(
             if failure is not None:
                 culprit = _culprit(loss.module, failure.product, watch)
                 why = f"torch.func {failure.text}{culprit}{failure.detail}"
-        if error is not None and (path == "loop" or why):
+        if why and path == "vmap":
+            raise UnsupportedModuleError(
+                f"path='vmap' was asked for, but {name} can't be evaluated that way: "
+                f"{why}. Use path='auto' or path='loop'."
+            )
+        chosen: Literal["vmap", "loop"] = "loop" if why or path == "loop" else "vmap"
+        if chosen == "loop" and error is None:
+            _, error = _attempt(products.by_loop)
+        if chosen == "loop" and error is not None:
             culprit = _culprit(loss.module, products.by_loop, watch)
             raise UnsupportedModuleError(
                 f"{name} has no second derivative that autograd can form"
@@ -129,14 +139,7 @@ def examine(
                 f"{_first_line(error)}. Replace that operation, or pass a criterion "
                 f"that avoids it."
             ) from error
-        if why and path == "vmap":
-            raise UnsupportedModuleError(
-                f"path='vmap' was asked for, but {name} can't be evaluated that way: "
-                f"{why}. Use path='auto' or path='loop'."
-            )
-        chosen: Literal["vmap", "loop"] = "loop" if why or path == "loop" else "vmap"
-        exact = xs.dtype == torch.float64 and not watch.rounds
-        if products.conclusive and exact:
+        if products.conclusive and xs.dtype == torch.float64 and not watch.rounds:
             notes += products.hidden_dependence(chosen, push)
     return Examination(chosen, push, pull, why, tuple(notes), products.conclusive)
 
@@ -162,82 +165,103 @@ class _Products:
         safe = torch.where(norms > 0, norms.clamp_min(1e-30), torch.ones_like(norms))
         self.w = (1 / safe).to(xs)
 
-    def by_loop(self) -> list[Tensor]:
-        rows = []
-        for x, y, w in zip(self.xs, self.ys, self.w, strict=True):
-            sample = graph(self.loss, self.at, x, y, w)
-            back = pulled_back(sample, self.u).reshape(-1)
-            rows.append((sample[1], pushed_forward(sample, self.v[None])[0], back))
-        return [torch.stack(column).detach() for column in zip(*rows, strict=True)]
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """The first sample's g and Jᵀ u by double backward."""
+        sample = self._graph()
+        return sample[1].detach(), pulled_back(sample, self.u).reshape(-1)
+
+    def by_loop(self) -> Tensor:
+        """The first sample's J v by double backward."""
+        return pushed_forward(self._graph(), self.v[None])[0]
 
     def batched(self, product: Callable[..., Tensor], *direction: Tensor) -> Tensor:
+        """The first sample's result, evaluated together with the second."""
+
         def one(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
             return product(self.loss, self.at, x, y, w, *direction)
 
         out: Tensor = vmap(one)(self.xs, self.ys, self.w)
-        return out.detach()
+        return out[0].detach()
 
     def ways(
-        self, slow: list[Tensor] | None
+        self, slow: tuple[Tensor, Tensor] | None
     ) -> tuple[Product, Product, _Failure | None]:
-        """The cheapest J v and Jᵀ u that agree with the loop, or why there is none."""
-        candidates: list[tuple[list[Callable[..., Tensor]], list[Tensor]]] = [
-            ([gradient], []),
-            ([pushed, pushed_by_reverse], [self.v]),
-            ([pulled, pulled_by_reverse], [self.u]),
-        ]
-        chosen: list[Callable[..., Tensor]] = []
-        images: list[Tensor] = []
-        for i, (options, direction) in enumerate(candidates):
-            failure: _Failure | None = None
-            for option in options:
-                run = functools.partial(self.batched, option, *direction)
-                image, error = _attempt(run)
-                if error is not None:
-                    detail = f" ({_first_line(error)})"
-                    failure = failure or _Failure(run, "can't transform it", detail)
-                elif slow is not None and not self.agree(image, slow[i]):
-                    text = "and double backward differ, and the latter is used"
-                    failure = failure or _Failure(run, text)
-                else:
-                    chosen.append(option)
-                    images.append(image)
-                    break
-            else:
-                return pushed, pulled, failure
-        if slow is None:  # nothing to compare with but each other
-            there = images[1] @ self.u
-            back = images[2] @ self.v.reshape(-1)
-            if not self.agree(there[:, None], back[:, None]):
-                run = functools.partial(self.batched, pulled, self.u)
-                return pushed, pulled, _Failure(run, "gives J and Jᵀ that differ")
-        return chosen[1], chosen[2], None
+        """The cheapest J v and Jᵀ u that agree with the loop, or why there is none.
+
+        Of J v the agreement is that of ⟨u, J v⟩ with ⟨Jᵀ u, v⟩: by the loop it would
+        cost more than everything else together.
+        """
+        failures: list[_Failure] = []
+
+        def image(product: Callable[..., Tensor], *direction: Tensor) -> Tensor | None:
+            run = functools.partial(self.batched, product, *direction)
+            found: Tensor | None
+            found, error = _attempt(run)
+            if error is not None:
+                detail = f" ({_first_line(error)})"
+                failures.append(_Failure(run, "can't transform it", detail))
+            return found
+
+        def differ(product: Callable[..., Tensor], *direction: Tensor) -> None:
+            run = functools.partial(self.batched, product, *direction)
+            text = "and double backward differ, and the latter is used"
+            failures.append(_Failure(run, text))
+
+        g = image(gradient)
+        if g is not None and slow is not None and not self.agree(g, slow[0]):
+            differ(gradient)
+        if failures:
+            return pushed, pulled, failures[0]
+        for pull in (pulled, pulled_by_reverse):
+            back = image(pull, self.u)
+            if back is None:
+                continue
+            if slow is not None and not self.agree(back, slow[1]):
+                differ(pull, self.u)
+                continue
+            for push in (pushed, pushed_by_reverse):
+                there = image(push, self.v)
+                if there is None:
+                    continue
+                if self.adjoint(there, back):
+                    return push, pull, None
+                differ(push, self.v)
+        return pushed, pulled, failures[0]
 
     def agree(self, a: Tensor, b: Tensor) -> bool:
-        sound = torch.isfinite(b).all(1)
-        a, b = a[sound].double(), b[sound].double()
-        size = torch.maximum(a.norm(dim=1), b.norm(dim=1))
+        """Equal but for rounding; not a number agrees with everything."""
+        size = max(float(a.double().norm()), float(b.double().norm()))
+        return not float((a.double() - b.double()).norm()) > self._allowed(size)
+
+    def adjoint(self, there: Tensor, back: Tensor) -> bool:
+        """Whether ⟨u, J v⟩ = ⟨Jᵀ u, v⟩ but for rounding."""
+        one = there.double() @ self.u.double()
+        other = back.double() @ self.v.double().reshape(-1)
+        size = max(float(there.double().norm()), float(back.double().norm()))
+        return not float((one - other).abs()) > self._allowed(size)
+
+    def _allowed(self, size: float) -> float:
         # ‖g‖ is 1, and so is what rounding is measured against.
         noise = 30 * torch.finfo(self.xs.dtype).eps
-        allowed = _AGREEMENT[self.xs.dtype] * size + noise
-        return bool(((a - b).norm(dim=1) <= allowed).all())
+        return _AGREEMENT[self.xs.dtype] * size + noise
+
+    def _graph(self) -> Graph:
+        return graph(self.loss, self.at, self.xs[0], self.ys[0], self.w[0])
 
     def hidden_dependence(
         self, path: Literal["vmap", "loop"], push: Product
     ) -> list[str]:
         """Compares J v with (g(x + εv) − g(x − εv))/2ε: nothing can hide from that."""
         at, f, y = self.at, self.loss, self.ys[0]
-        scale = float(self.xs[0].square().mean().sqrt()) or 1.0
-        # Away from the kinks that a blank background and zero biases sit on.
-        x = self.xs[0] + 0.01 * scale * _normal(self.xs, self.xs.shape[1:], seed=1)
-        v = scale * self.v
+        x = self.xs[0]
+        v = _scale(x) * self.v
 
         def g(at_x: Tensor, w: Tensor) -> Tensor:
             if path == "loop":
                 return graph(f, at, at_x, y, w)[1].detach()
             return gradient(f, at, at_x, y, w)
 
-        w = 1 / g(x, x.new_ones(())).norm()
+        w = self.w[0]
         if path == "loop":
             exact = pushed_forward(graph(f, at, x, y, w), v[None])[0]
         else:
@@ -266,6 +290,34 @@ class _Products:
             g = one * torch.nan
         norm: Tensor = torch.linalg.vector_norm(g, dtype=torch.float64)
         return norm
+
+
+def _products(
+    loss: SampleLoss, at: Weights, shaken: Weights, xs: Tensor, ys: Tensor
+) -> _Products:
+    """At weights and inputs in general position, if these give a gradient.
+
+    What is found holds for the rest of a training, so it must not rest on what is
+    zero at its start: the weights of a last layer, biases, a blank background.
+    """
+    moved = xs + 0.01 * _scale(xs) * _normal(xs, xs.shape, seed=1)
+    shared = {name: t.to(xs) for name, t in shaken.shared.items()}
+    products = _Products(loss, Weights(shared, at.fixed), moved, ys)
+    return products if products.conclusive else _Products(loss, at, xs, ys)
+
+
+def _shaken(at: Weights) -> Weights:
+    shared = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, t in at.shared.items():
+        noise = torch.rand(t.shape, generator=generator).to(t) - 0.5
+        # Signs are kept: a weight may be under a root or a logarithm.
+        shared[name] = torch.where(t == 0, 0.02 * noise, t * (1 + 0.2 * noise))
+    return Weights(shared, at.fixed)
+
+
+def _scale(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt()) or 1.0
 
 
 def _batch_dependence(
@@ -314,18 +366,16 @@ def _gradient_hooks(loss: SampleLoss) -> list[str]:
 
 
 def _is_random(loss: SampleLoss, at: Weights, x: Tensor, y: Tensor) -> bool:
-    one = x.new_ones(())
+    def value() -> Tensor:
+        with torch.no_grad():
+            return loss.sample(at.shared, at.fixed, x, y).double()
+
     before = _stream(x)
-    first, _ = _attempt(lambda: graph(loss.sample, at, x, y, one)[1].detach().double())
-    if first is None or not bool(torch.isfinite(first).all()):
-        return False
+    first = value()
     # A forward that draws numbers may still give the same result most of the time.
     repeats = 1 if torch.equal(before, _stream(x)) else 8
-    for _ in range(repeats):
-        again = graph(loss.sample, at, x, y, one)[1].detach().double()
-        if not bool((again - first).norm() <= _REPEAT[x.dtype] * first.norm()):
-            return True
-    return False
+    limit = _REPEAT[x.dtype] * first.abs()
+    return any(bool((value() - first).abs() > limit) for _ in range(repeats))
 
 
 def _stream(x: Tensor) -> Tensor:

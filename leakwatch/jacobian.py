@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakwatch.gradients import GradientMap
 from leakwatch.gram import Gram, gram
-from leakwatch.inputs import check_samples
+from leakwatch.inputs import check_rows, check_samples
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30
@@ -104,6 +104,7 @@ class GradientJacobian:
 
     def matvec(self, v: Float[Tensor, "batch d_x"]) -> Float[Tensor, "batch d_theta"]:
         """J v of each sample, ``(batch, d_θ)``; one jvp through a backward pass."""
+        check_rows("v", v, (len(self.x), self.input_scale.numel()))
         return self._forward(v) * self.scale.to(self.dtype)[:, None]
 
     def rmatvec(self, u: Float[Tensor, "batch d_theta"]) -> Float[Tensor, "batch d_x"]:
@@ -206,6 +207,9 @@ class NormalOperator:
         active: Bool[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch n"]:
         """H̃ v; rows where ``active`` is False are skipped and come back as zeros."""
+        check_rows("v", v, (self.batch_size, self.size))
+        if active is not None and not bool(active.any()):
+            return torch.zeros_like(v, dtype=self.dtype)
         everything = active is None or bool(active.all())
         rows = None if active is None or everything else active.nonzero()[:, 0]
         part = v if rows is None else v[rows]

@@ -527,6 +527,13 @@ CASES = [
         "read-outside",
         function(lambda m, x: _plain(m, x) + m.a.weight.sin().mean() * x[:, :3]),
     ),
+    Case(
+        "parameter-as-buffer",
+        function(
+            lambda m, x: _plain(m, x) * m.same.mean().exp(),
+            lambda m: m.register_buffer("same", m.a.weight),
+        ),
+    ),
     Case("unused", function(lambda m, x: m.b(x[:, :6].sin()))),
     Case(
         "independent-of-input",

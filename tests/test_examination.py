@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -64,6 +65,48 @@ def test_a_small_error_of_a_rule_is_found_in_float32_too() -> None:
     v = X.float().reshape(2, -1)
     expected = GradientMap(module, path="loop").jvp(X, Y, v)
     assert relative(at.jvp(X, Y, v), expected) < 1e-5
+
+
+@pytest.mark.parametrize("zeros", ["head", "all"])
+def test_what_holds_at_the_start_holds_later(zeros: str) -> None:
+    # With a last layer of zeros the cheap way happens to be right, for now.
+    case = BY_NAME["attention"]
+    module = case.module()
+    ready = copy.deepcopy(module.state_dict())
+    for p in module.head.parameters() if zeros == "head" else module.parameters():
+        nn.init.zeros_(p)
+    x, y = case.data(2)
+    at = GradientMap(module, dtype=torch.float64)
+    at(x, y)
+    assert at.path == "vmap"
+    module.load_state_dict(ready)
+    u = torch.ones(2, at.size).cumsum(1).sin()
+    expected = GradientMap(module, dtype=torch.float64, path="loop").vjp(x, y, u)
+    assert relative(at.vjp(x, y, u), expected) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_functions_that_torch_jit_has_optimised() -> None:
+    def activation(t: Tensor) -> Tensor:
+        return t * torch.sigmoid(1.7 * t) + t.sin()
+
+    scripted = torch.jit.script(activation)
+    x, y = BY_NAME["mlp"].data(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Function(lambda m, x: m.b(m.act(m.a(x)))).double()
+    module.act = scripted
+    for _ in range(4):  # the profiling executor rewrites it after a few calls
+        module(x).sum().backward()
+    module.zero_grad()
+    at = GradientMap(module, dtype=torch.float64)
+    g, v = at(x, y), x.reshape(2, -1)
+    pushed, pulled = at.jvp(x, y, v), at.vjp(x, y, g)
+    module.act = activation
+    _, jacobian = dense_jacobian(module, x[0], y[0])
+    assert relative(pushed[0], jacobian @ v[0]) < 1e-8
+    assert relative(pulled[0], jacobian.T @ g[0]) < 1e-8
 
 
 def test_batch_statistics_are_noted() -> None:

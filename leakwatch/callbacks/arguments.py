@@ -118,12 +118,18 @@ def check_scores(value: Any) -> list[str]:
 
     Raises:
         TypeError: for anything but strings.
+        ValueError: for none.
     """
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
         raise TypeError(
             f"scores must be names of scores or groups, got {value!r}; for instance "
             f"scores=['lavp', 'i2f']."
+        )
+    if not names:
+        raise ValueError(
+            "scores is empty; expected names of scores or groups, for instance "
+            "scores=['lavp', 'i2f']."
         )
     return list(names)
 

@@ -154,6 +154,8 @@ class Session:
         if not self._unoffered:
             return
         self._unoffered = False
+        if trainer.barebones:  # nothing can be logged then, and nothing listens
+            return
         wanted = _monitored(trainer)
         try:
             for key, value in self._progress.latest.items():

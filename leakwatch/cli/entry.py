@@ -12,9 +12,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from leakwatch import __version__
 from leakwatch.cli.errors import explain
 
 #: What each command does, for the help; its module has a function ``run(argv)``.
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help(), end="")
         return 0
     if command == "--version":
-        print(f"leakwatch {_version()}")
+        print(f"leakwatch {__version__}")
         return 0
     if command not in _COMMANDS:
         return _fail("leakwatch", _unknown(command), 2)
@@ -108,10 +108,3 @@ def _unknown(command: str) -> str:
 def _fail(program: str, sentence: str, status: int) -> int:
     print(f"{program}: error: {sentence}", file=sys.stderr)
     return status
-
-
-def _version() -> str:
-    try:
-        return version("leakwatch")
-    except PackageNotFoundError:
-        return "(not installed as a package)"

@@ -40,6 +40,7 @@ def audit(options: argparse.Namespace, rest: list[str]) -> None:
         cli = SubjectCLI(
             args=rest,
             run=False,
+            seed_everything_default=0,
             save_config_callback=None,
             load_from_checkpoint_support=False,
             parser_kwargs={"prog": "leakwatch audit", "exit_on_error": False},

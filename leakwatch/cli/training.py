@@ -40,6 +40,7 @@ def train(argv: list[str]) -> None:
         cli = ConfiguredCLI(
             args=argv,
             run=False,
+            seed_everything_default=0,
             save_config_callback=SaveConfigBesideLedger,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={"callbacks": [accuracy]},

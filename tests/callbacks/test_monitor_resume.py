@@ -90,7 +90,7 @@ def test_the_uninterrupted_run(long_run: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "checkpoint",
     [f"epochs/epoch={e}.ckpt" for e in range(EPOCHS - 1)]
-    + [f"steps/step={s}.ckpt" for s in (1, 3, 6, 8, 17, 23)],
+    + [f"steps/step={s}.ckpt" for s in (3, 8, 23)],
 )
 def test_resumed_in_a_new_log_directory(
     tmp_path: Path, long_run: dict[str, Any], checkpoint: str

@@ -110,14 +110,16 @@ def test_the_module_is_left_as_it_was(small: Small) -> None:
         assert p.dtype == torch.float32
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize(
-    ("solver", "names", "rtol"),
-    [("exact", ALL, 1e-12), ("lanczos", ["lavp_l2_max", "lavp_cos_max"], 1e-6)],
+    ("case", "solver"),
+    [(case, "exact") for case in CASES]
+    + [(CASES[0], "lanczos"), (CASES[3], "lanczos")],
+    ids=lambda given: getattr(given, "name", given),
 )
-def test_a_sample_alone_and_in_a_batch(
-    case: Case, solver: str, names: list[str], rtol: float
-) -> None:
+def test_a_sample_alone_and_in_a_batch(case: Case, solver: str) -> None:
+    names, rtol = (
+        (ALL, 1e-12) if solver == "exact" else (["lavp_l2_max", "lavp_cos_max"], 1e-6)
+    )
     net, (x, y) = case.make(), case.data(3)
     options = {"noise_std": 1e-2, "solver": solver, "dtype": torch.float64}
     together = score(net, x, y, names, **options)
@@ -128,7 +130,8 @@ def test_a_sample_alone_and_in_a_batch(
         torch.testing.assert_close(
             alone[name][0], together[name][2], rtol=tolerance, atol=0
         )
-        assert alone.status[name][0].word == together.status[name][2].word == "ok"
+        assert alone.status[name][0].word == together.status[name][2].word
+        assert together.status[name][2].word == "ok"
 
 
 def test_place_and_group_of_a_sample_make_no_difference(
@@ -142,7 +145,7 @@ def test_place_and_group_of_a_sample_make_no_difference(
     for name in ALL:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-12, atol=0)
         assert parts.status[name] == whole.status[name]
-    estimates = ["jacobian_norm", "lavp_l2_max"]
+    estimates = ["jacobian_norm"]
     net, (x, y) = small[0], (t[:3] for t in small[1:])
     forwards = score(net, x, y, estimates, dtype=torch.float64)
     backwards = score(net, x.flip(0), y.flip(0), estimates, dtype=torch.float64)

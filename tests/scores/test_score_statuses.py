@@ -65,9 +65,16 @@ class Refusing(nn.Module):
 
 @pytest.mark.usefixtures("few_products")
 @pytest.mark.parametrize(
-    ("solver", "with_delta"), [("exact", True), ("lanczos", False), ("power", False)]
+    ("net", "solver", "with_delta"),
+    [
+        (Rooted, "exact", False),
+        (Rooted, "exact", True),
+        (Rooted, "lanczos", True),
+        (Rooted, "power", False),
+        (Refusing, "exact", True),
+        (Refusing, "lanczos", False),
+    ],
 )
-@pytest.mark.parametrize("net", [Rooted, Refusing], ids=["nan", "exception"])
 def test_a_bad_sample_says_failed_and_hurts_no_other(
     net: type[nn.Module], solver: str, with_delta: bool
 ) -> None:

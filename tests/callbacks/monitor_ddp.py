@@ -1,0 +1,147 @@
+"""What test_monitor_ddp.py runs in two processes: python monitor_ddp.py FOLDER."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from monitor_cases import Tiny, dataset, fit, record_of
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+
+from leakwatch.callbacks import LeakageMonitor, probing
+
+KEY = "leakwatch/i2f_lb/median"
+
+
+class Double(Tiny):
+    """In double precision: the sum over processes rounds where no test can see it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x.double()), y)
+        self.log("train/loss", loss, on_epoch=True, sync_dist=True)
+        return loss
+
+
+def watch(**changes: Any) -> LeakageMonitor:
+    arguments: dict[str, Any] = {"report": False, "verbose": False, "probes": 3}
+    return LeakageMonitor(**(arguments | changes))
+
+
+def go(folder: Path, *callbacks: Any, processes: int = 1, **changes: Any) -> L.Trainer:
+    """The same training whatever the number of processes."""
+    data = dataset(12)
+    rank = int(os.environ.get("RANK", "0")) if processes > 1 else 0
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        data, processes, rank, shuffle=False
+    )
+    arguments: dict[str, Any] = {
+        "module": Double,
+        "data": DataLoader(data, 4 // processes, sampler=sampler),
+        "use_distributed_sampler": False,
+        "max_epochs": 2,
+        "precision": "64-true",
+    }
+    if processes > 1:
+        arguments |= {"strategy": "ddp", "devices": processes}
+    return fit(folder, *callbacks, **(arguments | changes))
+
+
+def weights(run: L.Trainer) -> list[list[float]]:
+    assert run.model is not None
+    return [p.detach().flatten().tolist() for p in run.model.parameters()]
+
+
+def plain(folder: Path, processes: int) -> dict[str, Any]:
+    return {"weights": weights(go(folder, processes=processes))}
+
+
+def double(folder: Path, processes: int) -> dict[str, Any]:
+    watched = watch(dtype="float64")
+    run = go(folder, watched, processes=processes)
+    metrics = {
+        k: float(v)
+        for k, v in run.callback_metrics.items()
+        if k.startswith("leakwatch/") and "seconds" not in k and "time" not in k
+    }
+    return {
+        "weights": weights(run),
+        "record": record_of(watched),
+        "directory": watched.run_directory,
+        "metrics": metrics,
+        "fraction": float(run.callback_metrics["leakwatch/time_fraction"]),
+    }
+
+
+def single(folder: Path, processes: int) -> dict[str, Any]:
+    watched = watch()
+    go(folder, watched, processes=processes, max_epochs=1)
+    return {"record": [r for r in record_of(watched) if r[0] == 0]}
+
+
+def one_probe(folder: Path, processes: int) -> dict[str, Any]:
+    watched = watch(dtype="float64", probes=1)
+    go(folder, watched, processes=processes)
+    return {"record": record_of(watched)}
+
+
+def resumed(folder: Path, processes: int) -> dict[str, Any]:
+    save = ModelCheckpoint(folder / "c", monitor=KEY, mode="max", save_last=True)
+    go(
+        folder, watch(dtype="float64"), save, processes=processes, max_epochs=1,
+        enable_checkpointing=True,
+    )  # fmt: skip
+    watched = watch(dtype="float64")
+    stop = EarlyStopping(KEY, mode="max", patience=5)
+    go(
+        folder, watched, stop, processes=processes,
+        ckpt_path=folder / "c" / "last.ckpt",
+    )  # fmt: skip
+    return {"record": record_of(watched), "best": float(save.best_model_score)}
+
+
+def broken(folder: Path, processes: int) -> dict[str, Any]:
+    """The second process (or the only one, with all of the probes) has no luck."""
+    right = probing.evaluate
+
+    def wrong(*args: Any, **keywords: Any) -> Any:
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 0:
+            return right(*args, **keywords)
+        raise ArithmeticError("no luck")
+
+    probing.evaluate = wrong
+    watched = watch(dtype="float64")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = go(folder, watched, processes=processes)
+    finally:
+        probing.evaluate = right
+    said = [str(w.message) for w in caught if "leakwatch" in str(w.message)]
+    return {"record": record_of(watched), "epoch": run.current_epoch, "said": said}
+
+
+CASES = {
+    case.__name__: case for case in (plain, double, single, one_probe, resumed, broken)
+}
+
+
+def main(folder: Path, processes: int) -> None:
+    warnings.filterwarnings("ignore")
+    for name, case in CASES.items():
+        found = case(folder / name, processes)
+        rank = torch.distributed.get_rank() if processes > 1 else 0
+        (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), 2)

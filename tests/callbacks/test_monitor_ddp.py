@@ -1,0 +1,134 @@
+"""Two processes on a CPU see what one sees."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import monitor_ddp
+import pytest
+
+_PATIENCE = 240  # seconds; it takes about 20
+Results = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Case to what each of two processes found, started as torchrun starts them."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    processes = []
+    for rank in (0, 1):
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_RUN_ID": "leakwatch",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(here / "monitor_ddp.py"), str(folder)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        output = [process.communicate(timeout=_PATIENCE)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, text in zip(processes, output, strict=True):
+        assert process.returncode == 0, text[-4000:]
+    return {
+        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+        for name in monitor_ddp.CASES
+    }
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Case to what a single process finds."""
+    folder = tmp_path_factory.mktemp("one")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            name: json.loads(json.dumps(monitor_ddp.CASES[name](folder / name, 1)))
+            for name in ("double", "single", "one_probe", "resumed")
+        }
+
+
+def assert_same_record(found: list[Any], expected: list[Any], rel: float) -> None:
+    keys = [[r[:5], r[6]] for r in found]
+    assert keys == [[r[:5], r[6]] for r in expected]
+    values = [float(r[5]) for r in found]
+    assert values == pytest.approx(
+        [float(r[5]) for r in expected], rel=rel, abs=0, nan_ok=True
+    )
+    assert len(found) > 10
+
+
+def test_training_is_the_same_with_and_without(two: Results) -> None:
+    for rank in (0, 1):
+        assert two["double"][rank]["weights"] == two["plain"][rank]["weights"]
+
+
+def test_the_record_is_one_process_s(two: Results, one: dict[str, Any]) -> None:
+    for rank in (0, 1):
+        found = two["double"][rank]
+        assert_same_record(found["record"], one["double"]["record"], 1e-9)
+        assert found["metrics"] == pytest.approx(one["double"]["metrics"], rel=1e-6)
+        assert Path(found["directory"]).name == "leakwatch"
+    assert two["double"][0]["fraction"] == two["double"][1]["fraction"]
+    assert two["double"][0]["metrics"] == two["double"][1]["metrics"]
+
+
+def test_also_in_single_precision(two: Results, one: dict[str, Any]) -> None:
+    assert_same_record(two["single"][0]["record"], one["single"]["record"], 1e-6)
+
+
+def test_fewer_probes_than_processes(two: Results, one: dict[str, Any]) -> None:
+    found = two["one_probe"][0]["record"]
+    assert len({r[2] for r in found}) == 1
+    assert_same_record(found, one["one_probe"]["record"], 1e-9)
+
+
+def test_resumed(two: Results, one: dict[str, Any]) -> None:
+    found = two["resumed"][0]
+    assert_same_record(found["record"], one["double"]["record"], 1e-9)
+    assert found["best"] == pytest.approx(one["resumed"]["best"], rel=1e-6)
+
+
+def test_an_exception_in_one_process_stops_nothing(two: Results) -> None:
+    found = two["broken"][0]
+    assert found["epoch"] == 2
+    samples = list(dict.fromkeys(r[2] for r in found["record"]))
+    assert len(samples) == 3
+    for _, _, sample, _, _, value, status in found["record"]:
+        if samples.index(sample) % 2:
+            assert status == "failed: ArithmeticError: no luck"
+            assert math.isnan(float(value))
+        else:
+            assert status == "ok"
+    (said,) = found["said"]
+    assert "13 of 39 values failed at epoch 0" in said
+    assert two["broken"][1]["said"] == []

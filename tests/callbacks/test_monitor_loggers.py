@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from monitor_cases import Tiny, TinyVal, fit, loader, moments_of, monitor, rows_of, trainer
+from wandb_file import history, media
+
+from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks.logging import publish_scalars
+from leakwatch.callbacks.summary import scalars_of
+from leakwatch.reporting import Row
+
+NAMES = ("ant", "bee", "cat")
+
+
+def expected_scalars(watched: LeakageMonitor) -> dict[tuple[int, int], dict[str, float]]:
+    """Moment to what was to be logged, from the ledger."""
+    assert watched.probes is not None
+    found: dict[tuple[int, int], list[Row]] = {}
+    for row in rows_of(watched):
+        found.setdefault((row.epoch, row.step), []).append(row)
+    return {
+        moment: scalars_of(rows, watched.scores, watched.probes, watched.name)
+        for moment, rows in found.items()
+    }
+
+
+def test_the_keys_are_an_api(tmp_path: Path) -> None:
+    watched = monitor(scores=["i2f_psnr", "i2f_lb"])
+    fit(tmp_path, watched)
+    keys = set(expected_scalars(watched)[1, 6])
+    statistics = ("median", "p05", "p95", "worst")
+    expected = {"leakwatch/seconds", "leakwatch/time_fraction"}
+    for name in ("i2f_psnr", "i2f_lb", "grad_norm", "loss"):
+        expected |= {f"leakwatch/{name}/{s}" for s in statistics}
+        expected |= {f"leakwatch/class/{c}/{name}" for c in range(3)}
+        if name != "i2f_psnr":  # ratios of decibels mean nothing
+            expected |= {f"leakwatch/{name}/class_{s}" for s in ("ratio", "gini")}
+    assert keys == expected
+
+
+def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def assert_scalars_in_csv(logger: CSVLogger, watched: LeakageMonitor) -> None:
+    rows = [r for r in csv_rows(logger) if r["leakwatch/seconds"]]
+    expected = expected_scalars(watched)
+    assert [(int(r["epoch"]), int(r["step"])) for r in rows] == list(expected)
+    for row, scalars in zip(rows, expected.values(), strict=True):
+        own = {k: float(v) for k, v in row.items() if k.startswith("leakw") and v}
+        finite = {k: v for k, v in scalars.items() if math.isfinite(v)}
+        assert own == pytest.approx(finite, rel=1e-6)
+
+
+def test_csv(tmp_path: Path) -> None:
+    logger, watched = CSVLogger(tmp_path), monitor()
+    fit(tmp_path, watched, logger=logger, max_epochs=2)
+    assert watched.run_directory == str(Path(logger.log_dir) / "leakwatch")
+    assert_scalars_in_csv(logger, watched)
+    assert any(row["train/loss_step"] for row in csv_rows(logger))
+
+
+def test_several_loggers_at_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoardLogger(tmp_path / "board")
+    tables = CSVLogger(tmp_path / "a"), CSVLogger(tmp_path / "b")
+    watched = monitor()
+    fit(tmp_path, watched, logger=[board, *tables], max_epochs=2)
+    assert watched.run_directory == str(Path(board.log_dir) / "leakwatch")
+    for table in tables:
+        assert_scalars_in_csv(table, watched)
+    events = EventAccumulator(board.log_dir, size_guidance={"histograms": 0})
+    events.Reload()
+    for (_, step), scalars in expected_scalars(watched).items():
+        for key, value in scalars.items():
+            found = {e.step: e.value for e in events.Scalars(key)}
+            if math.isfinite(value):
+                assert found[step] == pytest.approx(value, rel=1e-6)
+            else:
+                assert step not in found
+    assert [h.step for h in events.Histograms("leakwatch/spectrum")] == [0, 6, 12]
+    assert events.Histograms("leakwatch/spectrum")[0].histogram_value.num == 3 * 16
+    assert events.Tags()["images"] == []
+
+
+def test_no_logger_and_a_dry_run(tmp_path: Path) -> None:
+    watched = monitor()
+    fit(tmp_path / "none", watched)
+    assert watched.run_directory == str(tmp_path / "none" / "leakwatch")
+    watched = monitor(report=True)
+    fit(tmp_path / "dry", watched, fast_dev_run=2, logger=True)
+    assert watched.run_directory == str(tmp_path / "dry" / "leakwatch")
+    assert moments_of(watched) == [(0, 0), (1, 2)]
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    class Notes:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def log_metrics(self, metrics: Any, step: int) -> None:
+            self.seen.append((metrics, step))
+
+        def save(self) -> None:
+            self.seen.append("saved")
+
+    logger = Notes()
+    scalars = {"a": 1.0, "b": math.nan, "c": math.inf}
+    refused = publish_scalars([logger], scalars, step=7, epoch=2)  # type: ignore[list-item]
+    assert refused == []
+    assert logger.seen == [({"a": 1.0, "epoch": 2}, 7), "saved"]
+
+
+def test_the_line_that_is_printed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        watched = monitor(verbose=True)
+        fit(tmp_path, watched)
+    lines = [r.getMessage() for r in caplog.records if "predicted PSNR" in r.getMessage()]
+    assert len(lines) == 2
+    rows = [r for r in rows_of(watched) if r.epoch == 1 and r.quantity == "i2f_bayes_psnr"]
+    worst = max(rows, key=lambda r: r.value)
+    assert lines[1].startswith("leakwatch epoch 1 (step 6): ")
+    assert f"{worst.value:.1f} dB for the worst sample ({worst.sample})" in lines[1]
+
+
+# -- Weights & Biases, offline -------------------------------------------------------
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "wandb-home"
+    folder.mkdir()
+    for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR"):
+        monkeypatch.setenv(f"WANDB_{name}", str(folder))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
+    monkeypatch.setenv("WANDB_DISABLE_CODE", "true")
+    monkeypatch.setenv("WANDB__DISABLE_STATS", "true")
+    yield folder
+    import wandb
+
+    wandb.teardown()
+
+
+def wandb_fit(tmp_path: Path, watched: LeakageMonitor, **changes: Any) -> WandbLogger:
+    import wandb
+
+    logger = WandbLogger(project="tests", save_dir=tmp_path, offline=True)
+    fit(
+        tmp_path, watched, logger=logger, module=TinyVal, val=loader(), **changes
+    )
+    wandb.finish()
+    return logger
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb")
+def test_wandb_holds_every_row_and_key(tmp_path: Path, offline: Path) -> None:
+    watched = monitor(report=True)
+    logger = wandb_fit(tmp_path, watched, max_epochs=2)
+    rows = history(tmp_path)
+    assert [r["_step"] for r in rows] == list(range(len(rows)))  # none was dropped
+    scalars = [r for r in rows if "leakwatch/seconds" in r]
+    expected = expected_scalars(watched)
+    moments = [(r["epoch"], r["trainer/global_step"]) for r in scalars]
+    assert moments == list(expected) == [(0, 0), (1, 6), (2, 12)]
+    for row, wanted in zip(scalars, expected.values(), strict=True):
+        own = {k: v for k, v in row.items() if k.startswith("leakwatch/")}
+        finite = {k: v for k, v in wanted.items() if math.isfinite(v)}
+        assert len(finite) > 60
+        assert own == pytest.approx(finite, rel=1e-9)
+    # Lightning's own rows are all there too.
+    assert sum("train/loss_step" in r for r in rows) == 12
+    assert sum("val/loss" in r for r in rows) == 2
+
+    tables = [r for r in rows if "leakwatch/samples" in r]
+    assert [(r["epoch"], r["trainer/global_step"]) for r in tables] == moments
+    ledger = [r for r in rows_of(watched) if r.sample is not None]
+    for row in tables:
+        samples = media(tmp_path, row["leakwatch/samples"])
+        head, epoch = samples["columns"], row["epoch"]
+        assert head[:4] == ["epoch", "step", "sample", "class"]
+        assert head[4:-1] == [s.name for s in watched.scores]
+        assert len(samples["data"]) == 3
+        for cells in samples["data"]:
+            cell = dict(zip(head, cells, strict=True))
+            assert cell["status"] == "ok"
+            wanted = {
+                r.quantity: r.value
+                for r in ledger
+                if (r.epoch, r.sample) == (epoch, cell["sample"])
+            }
+            assert {k: cell[k] for k in wanted} == pytest.approx(wanted, rel=1e-9)
+        classes = media(tmp_path, row["leakwatch/classes"])
+        assert classes["columns"] == [
+            "epoch", "step", "class", "score", "mean", "median", "n",
+        ]  # fmt: skip
+        assert len(classes["data"]) == 3 * len(watched.scores)
+        means = {f"leakwatch/class/{c[2]}/{c[3]}": c[4] for c in classes["data"]}
+        wanted = expected[epoch, row["trainer/global_step"]]
+        assert means == pytest.approx({k: wanted[k] for k in means}, rel=1e-9)
+        spectrum = row["leakwatch/spectrum"]
+        assert spectrum["_type"] == "histogram"
+        assert sum(spectrum["values"]) == 3 * 16
+        assert len(spectrum["bins"]) == len(spectrum["values"]) + 1
+    (figures,) = [r for r in rows if "leakwatch/figure/risk" in r]
+    assert (figures["epoch"], figures["trainer/global_step"]) == (2, 12)
+    for name in ("risk", "classes"):
+        entry = figures[f"leakwatch/figure/{name}"]
+        assert entry["_type"] == "plotly-file"
+        assert media(tmp_path, entry)["data"]
+    # The record has a directory of its own, and no private picture left it.
+    assert watched.run_directory == str(
+        tmp_path / "leakwatch-runs" / f"tests-{logger.version}" / "leakwatch"
+    )
+    assert not any("image" in str(row.get(k)) for row in rows for k in row)
+    assert not list(tmp_path.rglob("*.png"))
+
+
+def test_wandb_gets_pictures_on_request_only(tmp_path: Path, offline: Path) -> None:
+    watched = monitor(log_images=True, scores=["grad_norm"])
+    wandb_fit(tmp_path, watched, max_epochs=1)
+    rows = history(tmp_path)
+    (row,) = [r for r in rows if "leakwatch/probes" in r]
+    assert row["leakwatch/probes"]["_type"] == "images/separated"
+    assert row["leakwatch/probes"]["count"] == 3
+    assert len(list(tmp_path.rglob("*.png"))) >= 3
+    assert (row["epoch"], row["trainer/global_step"]) == (0, 0)
+
+
+def test_a_trainer_without_any_logging(tmp_path: Path) -> None:
+    watched = monitor()
+    run = trainer(
+        tmp_path, watched, barebones=True, logger=None, enable_checkpointing=None,
+        enable_progress_bar=None, enable_model_summary=None, log_every_n_steps=None,
+    )  # fmt: skip
+    run.fit(Quiet(), loader())
+    assert moments_of(watched) == [(0, 0), (1, 6)]
+
+
+class Quiet(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0]).square().mean()

@@ -1,0 +1,235 @@
+"""Every file in configs/ trains, at toy size, with the values that it states."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import wandb
+import yaml
+from torchvision.datasets import CIFAR10
+
+from leakwatch.cli import main
+from leakwatch.cli.report import find_run
+from leakwatch.reporting import RiskLedger, Row
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+MONITOR = "trainer.callbacks.init_args"
+
+# One epoch of two batches, one probe step after it.
+TINY = [
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.num_sanity_val_steps=0",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    f"--{MONITOR}.every_n_epochs=1",
+    f"--{MONITOR}.at_start=false",
+]
+TWO = [f"--{MONITOR}.probes=2"]
+ONE = [f"--{MONITOR}.probes=1"]
+SMALL = ["--data.init_args.batch_size=4"]
+# Whole spectra of 32×32 colour pictures take a minute each.
+LARGEST = [f"--{MONITOR}.scores=[lavp_l2_max]", f"--{MONITOR}.solver=lanczos"]
+
+#: File → configs before it ("toy": 8×8 pictures, MLP) and options after it.
+CASES: dict[str, tuple[list[str], list[str]]] = {
+    "quickstart.yaml": ([], [*TWO, "--data.init_args.subset=40", *SMALL]),
+    # ResNet18 itself takes minutes at 32×32; model/resnet18.yaml covers it at 8×8.
+    "cifar10_resnet18.yaml": (
+        [],
+        [*ONE, *LARGEST, *SMALL, "--model.init_args.model=resnet8"],
+    ),
+    "fashion_mnist_mlp.yaml": ([], [*TWO, *SMALL]),
+    "model/lenet.yaml": (["toy"], TWO),
+    "model/lenet_relu.yaml": (["toy"], TWO),
+    "model/mlp.yaml": (["toy"], TWO),
+    "model/resnet8.yaml": (["toy"], TWO),
+    "model/resnet18.yaml": (["toy", "monitor/fast_lanczos.yaml"], [*ONE, *LARGEST]),
+    "data/mnist_sample.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/mnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/fashion_mnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/cifar10.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/arrays.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "monitor/default.yaml": (["toy"], TWO),
+    "monitor/exact_float64.yaml": (["toy"], TWO),
+    "monitor/fast_lanczos.yaml": (["toy"], TWO),
+    "monitor/papers_power.yaml": (["toy"], TWO),
+    "logger/csv.yaml": (["toy"], TWO),
+    "logger/wandb_offline.yaml": (["toy"], TWO),
+    "logger/wandb_online.yaml": (["toy"], TWO),
+    "trainer/default.yaml": (["toy"], TWO),
+}
+
+pytestmark = pytest.mark.filterwarnings(
+    # What Lightning says about tiny runs: few batches, few workers.
+    "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    # No test reaches a server; loggers that ask for one are put off.
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    yield
+    wandb.finish()
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """A run that takes a second: 100 pictures of 8×8 in 10 classes."""
+    write_arrays(tmp_path / "toy.npz", side=8)
+    path = tmp_path / "toy.yaml"
+    sizes = {"model": "mlp", "image_size": 8, "model_args": {"hidden_sizes": [4]}}
+    monitor = {"class_path": "leakwatch.callbacks.LeakageMonitor"}
+    config = {
+        "model": {"init_args": sizes},
+        "data": {
+            "class_path": "leakwatch.datamodules.ArrayDataModule",
+            "init_args": {"path": str(tmp_path / "toy.npz"), "batch_size": 4},
+        },
+        "trainer": {"logger": False, "callbacks": [monitor]},
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def write_arrays(path: Path, side: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (100, side, side), np.uint8)
+    np.savez(path, train_images=images, train_labels=np.arange(100) % 10)
+
+
+def write_idx(path: Path, array: np.ndarray[Any, Any]) -> None:
+    sizes = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(sizes + array.tobytes())
+
+
+def write_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny data sets in the true formats, where the configs look for them."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(100, dtype=np.uint8) % 10
+    write_arrays(root / "images.npz", side=28)
+    for name in ("MNIST", "FashionMNIST"):
+        raw = root / name / "raw"
+        raw.mkdir(parents=True)
+        for part in ("train", "t10k"):
+            images = generator.integers(0, 256, (100, 28, 28), np.uint8)
+            write_idx(raw / f"{part}-images-idx3-ubyte", images)
+            write_idx(raw / f"{part}-labels-idx1-ubyte", labels)
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    sums: dict[str, str] = {}
+
+    def dump(name: str, content: object) -> None:
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        sums[name] = hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for name in names:
+        images = generator.integers(0, 256, (100, 3072), np.uint8)
+        dump(name, {"data": images, "labels": labels.tolist()})
+    dump("batches.meta", {"label_names": ["x"] * 10})
+    monkeypatch.setattr(CIFAR10, "train_list", [[n, sums[n]] for n in names[:5]])
+    monkeypatch.setattr(CIFAR10, "test_list", [[names[5], sums[names[5]]]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": sums["batches.meta"]})
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Dotted path → value of everything that a config states."""
+    if isinstance(value, dict) and value:
+        pairs = [(f"{path}.{key}".strip("."), item) for key, item in value.items()]
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        pairs = [(f"{path}.{i}", item) for i, item in enumerate(value)]
+    else:
+        return {path: value}
+    return {k: v for key, item in pairs for k, v in leaves(item, key).items()}
+
+
+def test_every_file_has_a_case() -> None:
+    files = {
+        str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*") if path.is_file()
+    }
+    assert files == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_config_trains_with_its_values(
+    name: str,
+    toy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_files(Path("data"), monkeypatch)
+    before, after = CASES[name]
+    paths = [toy if part == "toy" else CONFIGS / part for part in before]
+    if name.startswith("model/"):
+        after = [*after, "--model.init_args.image_size=8"]
+    configs = [f"--config={path}" for path in (*paths, CONFIGS / name)]
+    assert main(["fit", *configs, *TINY, *after]) == 0
+
+    run = find_run(".")
+    assert f"report: {run / 'report.html'}" in capsys.readouterr().out.replace(
+        str(Path.cwd()), "."
+    ).replace("./", "")
+    check_values(run)
+    stated = leaves(yaml.safe_load((CONFIGS / name).read_text()))
+    used = leaves(yaml.safe_load((run / "config.yaml").read_text()))
+    changed = {
+        option.lstrip("-").split("=")[0].removeprefix("trainer.callbacks.init_args.")
+        for option in (*TINY, *after)
+    }
+    kept = {
+        path: value
+        for path, value in stated.items()
+        if path not in changed and path.rpartition(".")[2] not in changed
+    }
+    assert len(kept) > 0
+    assert {path: used.get(path) for path in kept} == kept
+
+
+def check_values(run: Path) -> None:
+    rows: list[Row] = [r for r in RiskLedger.open(run).rows() if r.sample is not None]
+    assert {row.epoch for row in rows} == {1}
+    asked = {"grad_norm", "loss"}
+    assert {row.quantity for row in rows} > asked
+    scores = [row for row in rows if row.quantity not in asked]
+    assert any(row.usable for row in scores)
+    assert not [row for row in rows if row.status.startswith("failed")]
+
+
+def test_configs_in_comments_exist() -> None:
+    named: set[str] = set()
+    for path in CONFIGS.rglob("*.yaml"):
+        found = re.findall(r"configs/([\w/]+\.yaml)", path.read_text())
+        assert str(path.relative_to(CONFIGS)) in found
+        named.update(found)
+    assert named <= CASES.keys()
+
+
+def test_quickstart_never_uploads() -> None:
+    loggers = yaml.safe_load((CONFIGS / "quickstart.yaml").read_text())["trainer"][
+        "logger"
+    ]
+    online = [
+        str(path.relative_to(CONFIGS))
+        for path in CONFIGS.rglob("*.yaml")
+        if "WandbLogger" in path.read_text() and "offline: true" not in path.read_text()
+    ]
+    assert [entry["class_path"].rpartition(".")[2] for entry in loggers] == [
+        "CSVLogger",
+        "WandbLogger",
+    ]
+    assert online == ["logger/wandb_online.yaml"]
