@@ -54,6 +54,10 @@ _REPEAT = {torch.float32: 1e-4, torch.float64: 1e-10}
 # for those with a rougher arithmetic of their own.
 _STEPS = (1e-7, 1e-9, 1e-5, 1e-3, 1e-2)
 _HIDDEN = 2e-2
+_REMEDIES = {
+    "hardsigmoid": "torch.nn.functional.relu6(x + 3) / 6 equals hardsigmoid(x)",
+    "scaled_dot_product": "leave the choice of an attention kernel to torch",
+}
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,8 @@ def examine(
             raise UnsupportedModuleError(
                 f"{name} has no second derivative that autograd can form"
                 f"{f': {why}' if why else ''}; sample by sample{culprit}: "
-                f"{_first_line(error)}. Replace that operation, or pass a criterion "
-                f"that avoids it."
+                f"{_first_line(error)}. Replace that operation{_remedy(error)}, or pass "
+                f"a criterion that avoids it."
             ) from error
         if products.conclusive and xs.dtype == torch.float64 and not watch.rounds:
             notes += products.hidden_dependence(chosen, push)
@@ -438,6 +442,11 @@ def _culprit(module: nn.Module, product: Callable[[], Any], watch: ForwardWatch)
 def _normal(like: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _remedy(error: BaseException) -> str:
+    found = [r for name, r in _REMEDIES.items() if name in str(error)]
+    return f" ({found[0]})" if found else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 __all__ = [
@@ -25,7 +26,7 @@ def check_integer(name: str, value: Any, *, example: int, smallest: int = 0) -> 
         TypeError: for anything but an integer; ``True`` is none.
         ValueError: for a smaller one.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
             f"{name} must be an integer of at least {smallest}, got {value!r}; for "
             f"instance {name}={example}."
@@ -35,7 +36,7 @@ def check_integer(name: str, value: Any, *, example: int, smallest: int = 0) -> 
             f"{name} must be at least {smallest}, got {value}; for instance "
             f"{name}={example}."
         )
-    return value
+    return int(value)
 
 
 def check_number(
@@ -55,17 +56,18 @@ def check_number(
         ValueError: for a number out of range.
     """
     want = "finite" if sign else f"{'at least 0' if zero else 'positive'} and finite"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(
             f"{name} must be a number, {want}, got {value!r} "
             f"({type(value).__name__}); for instance {name}={example}."
         )
-    fits = sign or value > 0 or (zero and value == 0)
-    if not (math.isfinite(value) and fits):
+    number = float(value)
+    fits = sign or number > 0 or (zero and number == 0)
+    if not (math.isfinite(number) and fits):
         raise ValueError(
             f"{name} must be {want}, got {value}; for instance {name}={example}."
         )
-    return float(value)
+    return number
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -165,7 +167,7 @@ def check_channels(
 def _numbers(name: str, values: Any) -> tuple[float, ...]:
     good = isinstance(values, Sequence) and not isinstance(values, str) and values
     if not good or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+        not isinstance(v, bool) and isinstance(v, Real) and math.isfinite(v)
         for v in values
     ):
         raise TypeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
@@ -78,7 +79,8 @@ def training_probes(
             indices = [kept[i] for i in found.index]
         return draw(dataset, indices)
     except (TypeError, ValueError) as error:
-        raise type(error)(
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
             f"LeakageMonitor can't draw probes from the training data: {error}. "
             f"Correct that, or {_HOW}."
         ) from error
@@ -129,5 +131,5 @@ def _unaugmented(datamodule: Any, dataset: Any) -> Any:
 def _stated(datamodule: Any) -> tuple[Any, Any]:
     """``mean`` and ``std`` of a datamodule, if they are numbers."""
     pair = getattr(datamodule, "mean", None), getattr(datamodule, "std", None)
-    numbers = (int, float, list, tuple, Tensor)
+    numbers = (int, float, list, tuple, np.ndarray, Tensor)
     return pair if all(isinstance(v, numbers) for v in pair) else (None, None)

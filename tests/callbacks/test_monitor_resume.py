@@ -262,7 +262,6 @@ def test_fit_again_with_the_same_trainer_goes_on_with_the_record(
     run.fit(module, loader(shuffle=False))
     first = watched.run_directory
     run.fit_loop.max_epochs = 3
-    run.validate  # noqa: B018
     run.fit(module, loader(shuffle=False))
     assert watched.run_directory == first
     assert moments_of(watched) == [(0, 0), (1, 6), (2, 12), (3, 18)]
@@ -281,7 +280,12 @@ def test_evaluation_between_two_fits_changes_nothing(tmp_path: Path) -> None:
     )
     run.fit(module, loader())
     state = watched.state_dict()
-    run.test(module, loader(), ckpt_path=str(tmp_path / "ckpt" / "epoch=0.ckpt"), verbose=False)
+    run.test(
+        module,
+        loader(),
+        ckpt_path=str(tmp_path / "ckpt" / "epoch=0.ckpt"),
+        verbose=False,
+    )
     assert watched.state_dict() == state
     run.fit_loop.max_epochs = 2
     run.fit(module, loader())
@@ -295,7 +299,9 @@ def test_one_callback_in_a_second_trainer_starts_a_second_run(tmp_path: Path) ->
     fit(tmp_path / "b", watched)
     assert watched.run_directory == str(tmp_path / "b" / "leakwatch")
     assert record_of(watched) == record
-    assert RiskLedger.open(str(first)).run != RiskLedger.open(tmp_path / "b/leakwatch").run
+    second = RiskLedger.open(tmp_path / "b" / "leakwatch")
+    assert RiskLedger.open(str(first)).run != second.run
+
     fit(tmp_path / "c", watched, data=loader(n=40, seed=3))
     assert watched.probes is not None
     x = torch.stack([dataset(40, seed=3)[i][0] for i in watched.probes.index])

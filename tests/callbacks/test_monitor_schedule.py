@@ -301,5 +301,3 @@ def test_sharded_strategies_are_refused_in_setup(strategy: Any, word: str) -> No
     with pytest.raises(RuntimeError, match=rf"can't run under strategy={word}: .*ddp"):
         monitor().setup(Fake(), Tiny(), "fit")  # type: ignore[arg-type]
     monitor().setup(Fake(), Tiny(), "validate")  # type: ignore[arg-type]
-
-

