@@ -140,8 +140,8 @@ def examine(
             raise UnsupportedModuleError(
                 f"{name} has no second derivative that autograd can form"
                 f"{f': {why}' if why else ''}; sample by sample{culprit}: "
-                f"{_first_line(error)}. Replace that operation{_remedy(error)}, or pass "
-                f"a criterion that avoids it."
+                f"{_first_line(error)}. Replace that operation{_remedy(error)}, or "
+                f"pass a criterion that avoids it."
             ) from error
         if products.conclusive and xs.dtype == torch.float64 and not watch.rounds:
             notes += products.hidden_dependence(chosen, push)
