@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
@@ -39,6 +39,11 @@ _WHOLE = (
 )
 # One float64 copy of a column block of J.
 _BLOCK_BYTES = 64 * 2**20
+# A J that takes no more than this in float64 is kept in it from the start.
+_WIDE_BYTES = 512 * 2**20
+
+# By layer, with "" for all parameters that are not taken apart; then by name.
+_Factors: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,24 @@ class Gram:
     norm: float
 
 
+class Workspace:
+    """Memory for the columns of J, used again for each sample of a batch.
+
+    Asking the system for fresh pages takes as long as filling them.
+    """
+
+    def __init__(self) -> None:
+        self._held: Tensor | None = None
+
+    def empty(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """An uninitialised ``(rows, columns)`` tensor; overwritten by the next one."""
+        size, held = rows * columns, self._held
+        fits = held is not None and held.dtype == dtype and held.device == like.device
+        if held is None or not fits or held.numel() < size:
+            held = self._held = like.new_empty(size, dtype=dtype)
+        return held[:size].view(rows, columns)
+
+
 def gram(
     gradients: GradientMap,
     x: Float[Tensor, "*shape"],
@@ -65,6 +88,7 @@ def gram(
     *,
     weight: Float[Tensor, ""] | None = None,
     input_scale: Float[Tensor, " d_x"] | None = None,
+    workspace: Workspace | None = None,
 ) -> Gram:
     """H = JᵀJ of one sample: tangents in ``gradients.dtype``, products in float64.
 
@@ -75,6 +99,7 @@ def gram(
         weight: factor on the loss, and so on J. Default 1.
         input_scale: d(input)/d(pixel) of each input element; turns J into a derivative
             with respect to pixels. Default 1.
+        workspace: memory to use again over several samples.
 
     Returns:
         H, Jᵀĝ and ‖g‖.
@@ -100,8 +125,9 @@ def gram(
             taps = _tappable(gradients, at, xi, yi)
             if taps:
                 wi = xi.new_ones(()) if weight is None else weight.to(xi)
+                space = workspace or Workspace()
                 result = _assemble(
-                    *_tapped(gradients, at, xi, yi, wi, directions, taps)
+                    *_tapped(gradients, at, xi, yi, wi, directions, taps, space)
                 )
                 v = _random_direction(n).to(directions)
                 column = gradients.jvp(
@@ -192,6 +218,7 @@ def _tapped(
     weight: Tensor,
     directions: Tensor,
     taps: dict[str, nn.Linear],
+    workspace: Workspace,
 ) -> tuple[Tensor, Tensor, list[_Outer]]:
     """Tangents of all other parameters, and of the two factors of each tapped layer."""
     held = set().union(*(_parameter_names(name, m) for name, m in taps.items()))
@@ -218,40 +245,51 @@ def _tapped(
             value = gradients.sample_loss(free, constant, xi, y, weight)
         return value, seen
 
-    def factors(xi: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    def factors(xi: Tensor) -> _Factors:
         (delta, rest), seen = grad(loss, argnums=(0, 1), has_aux=True)(
             zeros, others, xi
         )
-        flat = [rest[name].reshape(-1) for name in others]
-        return delta, seen, torch.cat(flat) if flat else xi.new_zeros(0)
+        return {"": rest} | {name: {"δ": delta[name], "a": seen[name]} for name in taps}
 
-    def tangents(part: Tensor) -> Tensor:
-        def one(v: Tensor) -> Tensor:
-            delta, seen, flat = jvp(factors, (x,), (v,))[1]
-            return torch.cat(
-                [flat, *(torch.cat([delta[name], seen[name]]) for name in taps)]
-            )
-
-        out: Tensor = vmap(one)(part)
+    def tangent(v: Tensor) -> _Factors:
+        out: _Factors = jvp(factors, (x,), (v,))[1]
         return out
 
-    delta, seen, flat = factors(x)
-    rows = in_chunks(tangents, (directions,), gradients.chunk(Weights(others, {})))
-    sizes = [len(flat)]
-    for m in taps.values():
-        sizes += [m.out_features, m.in_features]
-    pieces = torch.split(rows, sizes, dim=1)
-    layers = [
+    # Each chunk is written to its place at once: at these sizes copies cost as much
+    # as the tangents.
+    n, width = len(directions), sum(p.numel() for p in others.values())
+    wide = 8 * n * width > _WIDE_BYTES
+    columns = workspace.empty(n, width, x, x.dtype if wide else torch.float64)
+    layers = {
+        name: (x.new_empty(n, m.out_features), x.new_empty(n, m.in_features))
+        for name, m in taps.items()
+    }
+
+    def fill(part: Tensor, rows: Tensor) -> Tensor:
+        found = vmap(tangent)(part)
+        block, start = columns[int(rows[0]) : int(rows[-1]) + 1], 0
+        for name, p in others.items():
+            stop = start + p.numel()
+            block[:, start:stop] = found[""][name].reshape(len(part), -1)
+            start = stop
+        for name, (delta, a) in layers.items():
+            delta[rows], a[rows] = found[name]["δ"], found[name]["a"]
+        return rows
+
+    numbers = torch.arange(n, device=x.device)
+    in_chunks(fill, (directions, numbers), gradients.chunk(Weights(others, {})))
+    here = factors(x)
+    flat = [here[""][name].detach().reshape(-1) for name in others]
+    outer = [
         _Outer(
-            delta[name].detach(),
-            seen[name].detach(),
-            pieces[1 + 2 * i],
-            pieces[2 + 2 * i],
+            here[name]["δ"].detach(),
+            here[name]["a"].detach(),
+            *layers[name],
             m.bias is not None,
         )
-        for i, (name, m) in enumerate(taps.items())
+        for name, m in taps.items()
     ]
-    return pieces[0], flat.detach(), layers
+    return columns, torch.cat(flat) if flat else x.new_zeros(0), outer
 
 
 def _assemble(columns: Tensor, g: Tensor, layers: list[_Outer]) -> Gram:
@@ -259,8 +297,9 @@ def _assemble(columns: Tensor, g: Tensor, layers: list[_Outer]) -> Gram:
     h = columns.new_zeros(n, n, dtype=torch.float64)
     along = columns.new_zeros(n, dtype=torch.float64)
     squared = columns.new_zeros((), dtype=torch.float64)
-    width = max(1, _BLOCK_BYTES // (8 * n))
-    for start in range(0, columns.shape[1], width):
+    double = columns.dtype == torch.float64
+    width = columns.shape[1] if double else _BLOCK_BYTES // (8 * n)
+    for start in range(0, columns.shape[1], max(1, width)):
         block = columns[:, start : start + width].double()
         part = g[start : start + width].double()
         _add_product(h, block)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import Gram, gram
+from leakwatch.gram import Gram, Workspace, gram
 from leakwatch.inputs import check_rows, check_samples
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
@@ -80,6 +80,7 @@ class GradientJacobian:
         self.scale = torch.where(
             usable, first.clamp_min(_SMALLEST_NORM), torch.ones_like(first)
         )
+        self._workspace = Workspace()
         self._weight = 1 / self.scale
         unit = gradients(x, y, self._weight)
         length = unit.double().norm(dim=1)
@@ -142,6 +143,7 @@ class GradientJacobian:
             self.y[sample],
             weight=self._weight[sample],
             input_scale=self.input_scale,
+            workspace=self._workspace,
         )
 
     def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
