@@ -11,27 +11,32 @@ follow without forming Ġ:
 
 (a with a 1 appended when there is a bias). That replaces out·in numbers per direction
 by out + in: 4.8 thousand instead of 1.8 million for an MLP with two hidden layers
-of 1,000.
+of 1,000. Convolutions with small outputs are taken apart too, for speed: both terms of
+their Ġ become one matrix product and one convolution over all directions.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
-from torch.utils.hooks import RemovableHandle
 
 from leakwatch.chunking import in_chunks
 from leakwatch.evaluation import Weights
 from leakwatch.gradients import GradientMap
+from leakwatch.layers import (
+    Hook,
+    Tap,
+    conv_gradient,
+    conv_tangents,
+    hooked,
+    tappable,
+)
 
 _WHOLE = (
     "the whole Jacobian is formed, because the linear layers can't be taken apart; a "
@@ -41,6 +46,8 @@ _WHOLE = (
 _BLOCK_BYTES = 64 * 2**20
 # A J that takes no more than this in float64 is kept in it from the start.
 _WIDE_BYTES = 512 * 2**20
+# Directions at once where convolutions are taken apart: fits the cache.
+_CHUNK = 196
 
 # By layer, with "" for all parameters that are not taken apart; then by name.
 _Factors: TypeAlias = dict[str, dict[str, Tensor]]
@@ -72,7 +79,9 @@ class Workspace:
     def __init__(self) -> None:
         self._held: Tensor | None = None
 
-    def empty(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    def empty(
+        self, rows: int, columns: int, like: Tensor, dtype: torch.dtype
+    ) -> Tensor:
         """An uninitialised ``(rows, columns)`` tensor; overwritten by the next one."""
         size, held = rows * columns, self._held
         fits = held is not None and held.dtype == dtype and held.device == like.device
@@ -122,7 +131,7 @@ def gram(
         batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
         if batched and _WHOLE not in gradients.notes:
             xi, yi = xs[0], ys[0]
-            taps = _tappable(gradients, at, xi, yi)
+            taps = tappable(gradients, at, xi, yi)
             if taps:
                 wi = xi.new_ones(()) if weight is None else weight.to(xi)
                 space = workspace or Workspace()
@@ -157,10 +166,11 @@ def columns_stored(
         batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
         if not batched or _WHOLE in gradients.notes:
             return at.size
-        taps = _tappable(gradients, at, xs[0], ys[0])
+        taps = tappable(gradients, at, xs[0], ys[0])
         saved = sum(
-            sum(p.numel() for p in m.parameters()) - m.out_features - m.in_features
-            for m in taps.values()
+            tap.numbers - tap.module.out_features - tap.module.in_features
+            for tap in taps.values()
+            if isinstance(tap.module, nn.Linear)
         )
         return at.size - saved
 
@@ -176,40 +186,6 @@ class _Outer:
     bias: bool
 
 
-def _tappable(
-    gradients: GradientMap, at: Weights, x: Tensor, y: Tensor
-) -> dict[str, nn.Linear]:
-    """Linear layers that see exactly one vector per sample, by name."""
-    owners: Counter[int] = Counter()
-    found: dict[str, nn.Linear] = {}
-    for name, module in gradients.named_modules():
-        owners.update(id(p) for p in module._parameters.values() if p is not None)
-        # A subclass, a forward replaced on the instance, or a weight computed from
-        # others (the hooks of weight_norm and pruning) may do anything.
-        replaced = {"forward", "weight", "bias"} & vars(module).keys()
-        names = _parameter_names(name, module)
-        if type(module) is nn.Linear and not replaced and names <= at.shared.keys():
-            found[name] = module
-    calls: dict[str, list[int]] = {name: [] for name in found}
-
-    def count(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            calls[name].append(out.numel() if args else 0)
-
-        return hook
-
-    hooks = {name: (m, count(name)) for name, m in found.items()}
-    with _hooked(hooks), torch.no_grad():
-        gradients.sample_loss(at.shared, at.fixed, x, y)
-    return {
-        name: m
-        for name, m in found.items()
-        if calls[name] == [m.out_features]
-        and min(m.in_features, m.out_features) > 1
-        and all(owners[id(p)] == 1 for p in m._parameters.values() if p is not None)
-    }
-
-
 def _tapped(
     gradients: GradientMap,
     at: Weights,
@@ -217,31 +193,31 @@ def _tapped(
     y: Tensor,
     weight: Tensor,
     directions: Tensor,
-    taps: dict[str, nn.Linear],
+    taps: dict[str, Tap],
     workspace: Workspace,
 ) -> tuple[Tensor, Tensor, list[_Outer]]:
     """Tangents of all other parameters, and of the two factors of each tapped layer."""
-    held = set().union(*(_parameter_names(name, m) for name, m in taps.items()))
+    held = set().union(*(t.parameters for t in taps.values()))
     others = {k: p for k, p in at.shared.items() if k not in held}
     constant = at.fixed | {k: at.shared[k] for k in held}
-    zeros = {name: x.new_zeros(m.out_features) for name, m in taps.items()}
+    zeros = {name: x.new_zeros(t.output) for name, t in taps.items()}
 
     def loss(
         added: dict[str, Tensor], free: dict[str, Tensor], xi: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         seen: dict[str, Tensor] = {}
 
-        def tap(name: str) -> Callable[..., Tensor]:
+        def tap(name: str) -> Hook:
             def hook(
                 module: nn.Module, args: tuple[Tensor, ...], out: Tensor
             ) -> Tensor:
                 # A copy, because later code may write into the activation.
-                seen[name] = args[0].reshape(-1).clone()
-                return out + added[name].view_as(out)
+                seen[name] = args[0].clone()
+                return out + added[name]
 
             return hook
 
-        with _hooked({name: (m, tap(name)) for name, m in taps.items()}):
+        with hooked({name: (t.module, tap(name)) for name, t in taps.items()}):
             value = gradients.sample_loss(free, constant, xi, y, weight)
         return value, seen
 
@@ -255,16 +231,24 @@ def _tapped(
         out: _Factors = jvp(factors, (x,), (v,))[1]
         return out
 
-    # Each chunk is written to its place at once: at these sizes copies cost as much
-    # as the tangents.
-    n, width = len(directions), sum(p.numel() for p in others.values())
+    here = {
+        layer: {key: t.detach() for key, t in parts.items()}
+        for layer, parts in factors(x).items()
+    }
+    linear = {k: t.module for k, t in taps.items() if isinstance(t.module, nn.Linear)}
+    convs = {k: t.module for k, t in taps.items() if isinstance(t.module, nn.Conv2d)}
+    g = [here[""][name].reshape(-1) for name in others]
+    g += [conv_gradient(m, here[k]["a"], here[k]["δ"]) for k, m in convs.items()]
+    n, width = len(directions), sum(map(len, g))
     wide = 8 * n * width > _WIDE_BYTES
     columns = workspace.empty(n, width, x, x.dtype if wide else torch.float64)
     layers = {
         name: (x.new_empty(n, m.out_features), x.new_empty(n, m.in_features))
-        for name, m in taps.items()
+        for name, m in linear.items()
     }
 
+    # Each chunk is written to its place at once: at these sizes copies cost as much
+    # as the tangents.
     def fill(part: Tensor, rows: Tensor) -> Tensor:
         found = vmap(tangent)(part)
         block, start = columns[int(rows[0]) : int(rows[-1]) + 1], 0
@@ -272,24 +256,31 @@ def _tapped(
             stop = start + p.numel()
             block[:, start:stop] = found[""][name].reshape(len(part), -1)
             start = stop
+        for name, m in convs.items():
+            stop = start + taps[name].numbers
+            a, delta = found[name]["a"][:, 0], found[name]["δ"][:, 0]
+            conv_tangents(
+                m, here[name]["a"], here[name]["δ"], a, delta, block[:, start:stop]
+            )
+            start = stop
         for name, (delta, a) in layers.items():
-            delta[rows], a[rows] = found[name]["δ"], found[name]["a"]
+            delta[rows] = found[name]["δ"].reshape(len(part), -1)
+            a[rows] = found[name]["a"].reshape(len(part), -1)
         return rows
 
     numbers = torch.arange(n, device=x.device)
-    in_chunks(fill, (directions, numbers), gradients.chunk(Weights(others, {})))
-    here = factors(x)
-    flat = [here[""][name].detach().reshape(-1) for name in others]
+    chunk = gradients.chunk(Weights(others, {}))
+    in_chunks(fill, (directions, numbers), min(chunk, _CHUNK) if convs else chunk)
     outer = [
         _Outer(
-            here[name]["δ"].detach(),
-            here[name]["a"].detach(),
+            here[name]["δ"].reshape(-1),
+            here[name]["a"].reshape(-1),
             *layers[name],
             m.bias is not None,
         )
-        for name, m in taps.items()
+        for name, m in linear.items()
     ]
-    return columns, torch.cat(flat) if flat else x.new_zeros(0), outer
+    return columns, torch.cat(g) if g else x.new_zeros(0), outer
 
 
 def _assemble(columns: Tensor, g: Tensor, layers: list[_Outer]) -> Gram:
@@ -347,22 +338,3 @@ def _random_direction(n: int) -> Tensor:
     """Not a constant one, to which a network that centres its input is blind."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(n, generator=generator, dtype=torch.float64)
-
-
-def _parameter_names(module_name: str, module: nn.Module) -> set[str]:
-    own = (name for name, p in module._parameters.items() if p is not None)
-    return {f"{module_name}.{name}" for name in own}
-
-
-@contextmanager
-def _hooked(
-    hooks: Mapping[str, tuple[nn.Module, Callable[..., Any]]],
-) -> Iterator[None]:
-    handles: list[RemovableHandle] = []
-    try:
-        for module, hook in hooks.values():
-            handles.append(module.register_forward_hook(hook, prepend=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
