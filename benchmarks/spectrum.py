@@ -4,12 +4,12 @@
 
 One run, one model (the LeNet of I²F on 28×28 inputs, uniform initialisation), the same
 samples and dtype for all. The papers' procedure works on one sample at a time with 50
-power iterations, each a product with J and one with Jᵀ: by autograd double backward, each
-product a function of its own (``papers, double backward``: the base of the ratios);
-the same tuned to share one graph over all iterations (``… one graph``); or with J·v as
-a finite difference of gradients, as LAVP describes it. Ours: batched Lanczos with the
-tolerance that the scores use, and the exact spectrum from one Gram matrix per sample;
-the gradient map is made once, as the monitor does.
+power iterations, each a product with J and one with Jᵀ: by autograd double backward,
+both products functions of their own (``papers, double backward``, the base of the
+ratios); the same tuned to share one graph over all iterations (``… one graph``); or
+with J·v as a finite difference of gradients, as LAVP describes it. Ours: batched
+Lanczos with the tolerance that the scores use, and the exact spectrum from one Gram
+matrix per sample; the gradient map is made once, as the monitor does.
 
 The rows interleave: each repeat runs every row once, and the median over repeats is
 shown, so that a drift of the machine's speed hits all rows alike. Errors are relative
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--probes", type=int, default=32)
-    parser.add_argument("--singles", type=int, default=4, help="samples of slow rows")
+    parser.add_argument("--singles", type=int, default=16, help="samples of slow rows")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -119,16 +119,16 @@ def main() -> None:
 
     maps = {d: GradientMap(net, dtype=d) for d in (torch.float32, torch.float64)}
 
-    def batched(dtype: torch.dtype) -> GradientJacobian:
-        return GradientJacobian(maps[dtype], x, y)
+    def batched(dtype: torch.dtype, n: int) -> GradientJacobian:
+        return GradientJacobian(maps[dtype], x[:n], y[:n])
 
     def ours_largest() -> list[float]:
-        jacobian = batched(torch.float32)
+        jacobian = batched(torch.float32, args.probes)
         found = lanczos(jacobian.normal(), k=1, tol=1e-4)
         return (found.eigenvalues[:, 0] * jacobian.scale**2).tolist()
 
     def ours_exact() -> list[float]:
-        jacobian = batched(torch.float32)
+        jacobian = batched(torch.float32, few)
         return [
             float(exact(jacobian.gram(i).h).eigenvalues[0, 0] * jacobian.scale[i] ** 2)
             for i in range(few)
@@ -150,7 +150,7 @@ def main() -> None:
         "leakwatch, lanczos (λ_1)": (ours_largest, args.probes),
         "leakwatch, exact (all 784)": (ours_exact, few),
     }
-    reference = batched(torch.float64)
+    reference = batched(torch.float64, few)
     truth = [
         float(exact(reference.gram(i).h).eigenvalues[0, 0] * reference.scale[i] ** 2)
         for i in range(few)

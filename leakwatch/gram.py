@@ -11,8 +11,10 @@ follow without forming Ġ:
 
 (a with a 1 appended when there is a bias). That replaces out·in numbers per direction
 by out + in: 4.8 thousand instead of 1.8 million for an MLP with two hidden layers
-of 1,000. Convolutions with small outputs are taken apart too, for speed: both terms of
-their Ġ become one matrix product and one convolution over all directions.
+of 1,000. For a convolution, where a are the patches of its input and δ has a column for
+each output position, the products become small matrices between Δ_i, Δ_j, A_i and A_j;
+where that takes more operations than Ġ itself (many positions, few weights), both
+terms of Ġ are one matrix product and one convolution over all directions.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from torch.func import grad, jvp, vmap
 
 from leakwatch.chunking import in_chunks
 from leakwatch.evaluation import Weights
+from leakwatch.factors import Factors, Sum, Workspace, cheaper_by_factors
 from leakwatch.gradients import GradientMap
 from leakwatch.layers import (
     Hook,
@@ -38,6 +41,8 @@ from leakwatch.layers import (
     tappable,
 )
 
+__all__ = ["Gram", "Workspace", "columns_stored", "gram"]
+
 _WHOLE = (
     "the whole Jacobian is formed, because the linear layers can't be taken apart; a "
     "weight may be read outside of its layer"
@@ -46,11 +51,14 @@ _WHOLE = (
 _BLOCK_BYTES = 64 * 2**20
 # A J that takes no more than this in float64 is kept in it from the start.
 _WIDE_BYTES = 512 * 2**20
-# Directions at once where convolutions are taken apart: fits the cache.
-_CHUNK = 196
+# Tangents of what goes into and comes out of layers, for one chunk of directions.
+_CHUNK_BYTES = 128 * 2**20
+
+# Relative; far above rounding, far below any real disagreement.
+_CLOSE = 1e-4
 
 # By layer, with "" for all parameters that are not taken apart; then by name.
-_Factors: TypeAlias = dict[str, dict[str, Tensor]]
+_Parts: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -70,26 +78,6 @@ class Gram:
     norm: float
 
 
-class Workspace:
-    """Memory for the columns of J, used again for each sample of a batch.
-
-    Asking the system for fresh pages takes as long as filling them.
-    """
-
-    def __init__(self) -> None:
-        self._held: Tensor | None = None
-
-    def empty(
-        self, rows: int, columns: int, like: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        """An uninitialised ``(rows, columns)`` tensor; overwritten by the next one."""
-        size, held = rows * columns, self._held
-        fits = held is not None and held.dtype == dtype and held.device == like.device
-        if held is None or not fits or held.numel() < size:
-            held = self._held = like.new_empty(size, dtype=dtype)
-        return held[:size].view(rows, columns)
-
-
 def gram(
     gradients: GradientMap,
     x: Float[Tensor, "*shape"],
@@ -97,6 +85,7 @@ def gram(
     *,
     weight: Float[Tensor, ""] | None = None,
     input_scale: Float[Tensor, " d_x"] | None = None,
+    norm: float | None = None,
     workspace: Workspace | None = None,
 ) -> Gram:
     """H = JᵀJ of one sample: tangents in ``gradients.dtype``, products in float64.
@@ -108,7 +97,9 @@ def gram(
         weight: factor on the loss, and so on J. Default 1.
         input_scale: d(input)/d(pixel) of each input element; turns J into a derivative
             with respect to pixels. Default 1.
-        workspace: memory to use again over several samples.
+        norm: ‖g‖ with the weight, where it is known; a check of the result.
+        workspace: memory to use again over several samples of one network. The first
+            sample is compared with plain derivatives, the others by ``norm`` only.
 
     Returns:
         H, Jᵀĝ and ‖g‖.
@@ -122,10 +113,10 @@ def gram(
         >>> torch.testing.assert_close(gram(at, x, y).h, columns @ columns.T)
     """
     n = x.numel()
+    space = Workspace() if workspace is None else workspace
     scale = torch.ones(n) if input_scale is None else input_scale
     directions = torch.diag(scale.to(x.device, gradients.dtype)).view(n, *x.shape)
     w = None if weight is None else weight[None]
-    g = gradients(x[None], y[None], w)[0]
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
         batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
@@ -134,18 +125,24 @@ def gram(
             taps = tappable(gradients, at, xi, yi)
             if taps:
                 wi = xi.new_ones(()) if weight is None else weight.to(xi)
-                space = workspace or Workspace()
                 result = _assemble(
-                    *_tapped(gradients, at, xi, yi, wi, directions, taps, space)
+                    *_tapped(gradients, at, xi, yi, wi, directions, taps, space), space
                 )
+                if space.trusted and _same_norm(result, norm):
+                    return result
+                g = gradients(x[None], y[None], w)[0]
                 v = _random_direction(n).to(directions)
                 column = gradients.jvp(
                     x[None], y[None], (directions.view(n, n) @ v)[None], w
                 )[0]
                 if _agrees(result, g, v, column):
+                    # A gradient that is zero or not finite shows nothing.
+                    space.trusted = math.isfinite(result.norm) and result.norm > 0
                     return result
                 gradients.note(_WHOLE)
-    return _assemble(gradients.dense(x, y, directions.view(n, n), weight), g, [])
+    g = gradients(x[None], y[None], w)[0]
+    columns = gradients.dense(x, y, directions.view(n, n), weight)
+    return _assemble(columns, g, [], space)
 
 
 def columns_stored(
@@ -159,7 +156,7 @@ def columns_stored(
         y: its label.
 
     Returns:
-        d_θ where J is formed as it is; less where linear layers are taken apart.
+        d_θ where J is formed as it is; less where layers are taken apart.
     """
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
@@ -168,22 +165,11 @@ def columns_stored(
             return at.size
         taps = tappable(gradients, at, xs[0], ys[0])
         saved = sum(
-            tap.numbers - tap.module.out_features - tap.module.in_features
+            tap.numbers - tap.output.numel() - tap.input.numel()
             for tap in taps.values()
-            if isinstance(tap.module, nn.Linear)
+            if cheaper_by_factors(tap, x.numel())
         )
         return at.size - saved
-
-
-@dataclass(frozen=True)
-class _Outer:
-    """δ, a of one layer and their tangents along every direction."""
-
-    delta: Tensor  # (out,)
-    a: Tensor  # (in,)
-    tangent_delta: Tensor  # (k, out)
-    tangent_a: Tensor  # (k, in)
-    bias: bool
 
 
 def _tapped(
@@ -195,8 +181,8 @@ def _tapped(
     directions: Tensor,
     taps: dict[str, Tap],
     workspace: Workspace,
-) -> tuple[Tensor, Tensor, list[_Outer]]:
-    """Tangents of all other parameters, and of the two factors of each tapped layer."""
+) -> tuple[Tensor, Tensor, list[Factors]]:
+    """Columns of J and g for some parameters, factors of the layers for the others."""
     held = set().union(*(t.parameters for t in taps.values()))
     others = {k: p for k, p in at.shared.items() if k not in held}
     constant = at.fixed | {k: at.shared[k] for k in held}
@@ -221,37 +207,52 @@ def _tapped(
             value = gradients.sample_loss(free, constant, xi, y, weight)
         return value, seen
 
-    def factors(xi: Tensor) -> _Factors:
+    def factors(xi: Tensor, added: dict[str, Tensor]) -> _Parts:
         (delta, rest), seen = grad(loss, argnums=(0, 1), has_aux=True)(
-            zeros, others, xi
+            added, others, xi
         )
         return {"": rest} | {name: {"δ": delta[name], "a": seen[name]} for name in taps}
 
-    def tangent(v: Tensor) -> _Factors:
-        out: _Factors = jvp(factors, (x,), (v,))[1]
+    def tangent(v: Tensor) -> _Parts:
+        # Tangents of zero, where none at all would take torch a slow way to the same.
+        out: _Parts = jvp(factors, (x, zeros), (v, zeros))[1]
         return out
 
     here = {
         layer: {key: t.detach() for key, t in parts.items()}
-        for layer, parts in factors(x).items()
+        for layer, parts in factors(x, zeros).items()
     }
-    linear = {k: t.module for k, t in taps.items() if isinstance(t.module, nn.Linear)}
-    convs = {k: t.module for k, t in taps.items() if isinstance(t.module, nn.Conv2d)}
+    n = len(directions)
+    apart = {k: t for k, t in taps.items() if cheaper_by_factors(t, n)}
+    convs = {
+        k: t.module
+        for k, t in taps.items()
+        if k not in apart and isinstance(t.module, nn.Conv2d)
+    }
     g = [here[""][name].reshape(-1) for name in others]
     g += [conv_gradient(m, here[k]["a"], here[k]["δ"]) for k, m in convs.items()]
-    n, width = len(directions), sum(map(len, g))
-    wide = 8 * n * width > _WIDE_BYTES
-    columns = workspace.empty(n, width, x, x.dtype if wide else torch.float64)
+    width = sum(map(len, g))
+    stored = sum(t.output.numel() + t.input.numel() for t in apart.values())
+    wide = 8 * n * (width + stored) > _WIDE_BYTES
+    kind = x.dtype if wide else torch.float64
+    columns = workspace.empty("columns", n, width, x, kind)
     layers = {
-        name: (x.new_empty(n, m.out_features), x.new_empty(n, m.in_features))
-        for name, m in linear.items()
+        name: Factors(
+            t,
+            here[name]["δ"],
+            here[name]["a"],
+            workspace.empty(f"δ {name}", n, t.output.numel(), x, kind),
+            workspace.empty(f"a {name}", n, t.input.numel(), x, kind),
+        )
+        for name, t in apart.items()
     }
 
     # Each chunk is written to its place at once: at these sizes copies cost as much
     # as the tangents.
     def fill(part: Tensor, rows: Tensor) -> Tensor:
         found = vmap(tangent)(part)
-        block, start = columns[int(rows[0]) : int(rows[-1]) + 1], 0
+        place = slice(int(rows[0]), int(rows[-1]) + 1)
+        block, start = columns[place], 0
         for name, p in others.items():
             stop = start + p.numel()
             block[:, start:stop] = found[""][name].reshape(len(part), -1)
@@ -263,61 +264,37 @@ def _tapped(
                 m, here[name]["a"], here[name]["δ"], a, delta, block[:, start:stop]
             )
             start = stop
-        for name, (delta, a) in layers.items():
-            delta[rows] = found[name]["δ"].reshape(len(part), -1)
-            a[rows] = found[name]["a"].reshape(len(part), -1)
+        for name, layer in layers.items():
+            layer.tangent_delta[place] = found[name]["δ"].reshape(len(part), -1)
+            layer.tangent_a[place] = found[name]["a"].reshape(len(part), -1)
         return rows
 
     numbers = torch.arange(n, device=x.device)
     chunk = gradients.chunk(Weights(others, {}))
-    in_chunks(fill, (directions, numbers), min(chunk, _CHUNK) if convs else chunk)
-    outer = [
-        _Outer(
-            here[name]["δ"].reshape(-1),
-            here[name]["a"].reshape(-1),
-            *layers[name],
-            m.bias is not None,
-        )
-        for name, m in linear.items()
-    ]
-    return columns, torch.cat(g) if g else x.new_zeros(0), outer
+    each = x.itemsize * sum(t.output.numel() + t.input.numel() for t in taps.values())
+    chunk = min(chunk, max(1, _CHUNK_BYTES // each))
+    in_chunks(fill, (directions, numbers), chunk)
+    return columns, torch.cat(g) if g else x.new_zeros(0), list(layers.values())
 
 
-def _assemble(columns: Tensor, g: Tensor, layers: list[_Outer]) -> Gram:
+def _assemble(
+    columns: Tensor, g: Tensor, layers: list[Factors], workspace: Workspace
+) -> Gram:
     n = len(columns)
-    h = columns.new_zeros(n, n, dtype=torch.float64)
-    along = columns.new_zeros(n, dtype=torch.float64)
-    squared = columns.new_zeros((), dtype=torch.float64)
+    total = Sum(n, columns, workspace)
     double = columns.dtype == torch.float64
     width = columns.shape[1] if double else _BLOCK_BYTES // (8 * n)
     for start in range(0, columns.shape[1], max(1, width)):
         block = columns[:, start : start + width].double()
         part = g[start : start + width].double()
-        _add_product(h, block)
-        along += block @ part
-        squared += part @ part
+        total.add_square(block)
+        total.along += block @ part
+        total.squared += part @ part
     for layer in layers:
-        delta, a = layer.delta.double(), layer.a.double()
-        td, ta = layer.tangent_delta.double(), layer.tangent_a.double()
-        a2, d2 = a @ a + float(layer.bias), delta @ delta
-        p, q = td @ delta, ta @ a
-        _add_product(h, td * a2.sqrt())
-        _add_product(h, ta * d2.sqrt())
-        h.addr_(p, q).addr_(q, p)
-        along += p * a2 + q * d2
-        squared += a2 * d2
-    norm = float(squared.sqrt())
-    if norm > 0:
-        along /= norm
-    # Only the upper triangle is complete.
-    return Gram(torch.triu(h) + torch.triu(h, 1).T, along, norm)
-
-
-def _add_product(h: Tensor, m: Tensor) -> None:
-    """Adds m mᵀ to the upper triangle of h, at 5/8 of the cost of the whole."""
-    step = -(-len(h) // 4)
-    for start in range(0, len(h), step):
-        h[start : start + step, start:].addmm_(m[start : start + step], m[start:].T)
+        layer.add_to(total, workspace)
+    norm = float(total.squared.sqrt())
+    along = total.along / norm if norm > 0 else total.along
+    return Gram(total.total(), along, norm)
 
 
 def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
@@ -326,12 +303,16 @@ def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
     norm, image = float(g.norm()), float(column.norm())
     expected = float((v @ result.h @ v).clamp_min(0).sqrt())
     along = float(g @ column) / norm if norm > 0 else 0.0
-    close = 1e-4  # far above rounding, far below any real disagreement
+    close = _CLOSE * max(expected, image)
     return (
-        abs(result.norm - norm) <= close * norm
-        and abs(expected - image) <= close * max(expected, image)
-        and abs(float(result.along @ v) - along) <= close * max(expected, image)
+        _same_norm(result, norm)
+        and abs(expected - image) <= close
+        and abs(float(result.along @ v) - along) <= close
     ) or not math.isfinite(norm)
+
+
+def _same_norm(result: Gram, norm: float | None) -> bool:
+    return norm is None or abs(result.norm - norm) <= _CLOSE * norm
 
 
 def _random_direction(n: int) -> Tensor:

@@ -143,6 +143,7 @@ class GradientJacobian:
             self.y[sample],
             weight=self._weight[sample],
             input_scale=self.input_scale,
+            norm=float(self.norm[sample] / self.scale[sample]),
             workspace=self._workspace,
         )
 

@@ -34,11 +34,13 @@ class Tap:
     Attributes:
         module: a linear layer that sees one vector per sample, or a convolution.
         parameters: full names of its weight and bias.
-        output: shape of its output for a batch of one sample.
+        input: shape of its input for a batch of one sample.
+        output: shape of its output.
     """
 
     module: nn.Linear | nn.Conv2d
     parameters: frozenset[str]
+    input: torch.Size
     output: torch.Size
 
     @property
@@ -93,9 +95,9 @@ def tappable(
     taps = {}
     for name, module in found.items():
         alone = all(owners[id(p)] == 1 for p in module.parameters(recurse=False))
-        if len(calls[name]) == 1 and alone and (shapes := calls[name][0]) is not None:
-            if _simple(module, *shapes):
-                taps[name] = Tap(module, frozenset(_names(name, module)), shapes[1])
+        shapes = calls[name][0] if len(calls[name]) == 1 and alone else None
+        if shapes is not None and _simple(module, *shapes):
+            taps[name] = Tap(module, frozenset(_names(name, module)), *shapes)
     return taps
 
 
@@ -111,7 +113,7 @@ def conv_gradient(module: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
         ``(numbers,)``.
     """
     d = delta.reshape(module.out_channels, -1)
-    parts = [(d @ _patches(module, a).T).reshape(-1)]
+    parts = [(d @ patches(module, a).T).reshape(-1)]
     if module.bias is not None:
         parts.append(d.sum(1))
     return torch.cat(parts)
@@ -137,7 +139,7 @@ def conv_tangents(
     """
     k, rows, channels = len(tangent_a), module.out_channels, module.in_channels
     moved = tangent_delta.reshape(k, rows, -1)
-    first = moved.reshape(k * rows, -1) @ _patches(module, a).T
+    first = moved.reshape(k * rows, -1) @ patches(module, a).T
     # Σ_t δ[o, t] A[i, patch t] over all patches is a convolution of A with δ, where
     # stride and dilation change roles.
     second = torch.nn.functional.conv2d(
@@ -148,12 +150,31 @@ def conv_tangents(
         dilation=module.stride,
     )[:, :, : module.kernel_size[0], : module.kernel_size[1]]
     size = module.weight.numel()
-    block = out[:, :size]
-    block.copy_(first.view(k, size))
-    second = second.reshape(k, channels, rows, -1).transpose(1, 2).reshape(k, size)
-    block.add_(second)
+    by_channel = (k, channels, rows, *module.kernel_size)
+    tangent = first.view(k, rows, channels, *module.kernel_size)
+    tangent += second.reshape(by_channel).transpose(1, 2)
+    out[:, :size] = first.view(k, size)
     if module.bias is not None:
         out[:, size:] = moved.sum(2)
+
+
+def patches(module: nn.Conv2d, a: Tensor) -> Tensor:
+    """The patches of an input ``(1, in, height, width)``, ``(in · kernel, T)``."""
+    unfolded: Tensor = torch.nn.functional.unfold(
+        a,
+        module.kernel_size,
+        dilation=module.dilation,
+        padding=margins(module),
+        stride=module.stride,
+    )
+    return unfolded[0]
+
+
+def margins(module: nn.Conv2d) -> tuple[int, ...]:
+    """Zeros added at each side, (rows, columns)."""
+    if isinstance(module.padding, str):
+        raise TypeError(f"padding={module.padding!r} has no fixed size.")
+    return module.padding
 
 
 @contextmanager
@@ -175,18 +196,6 @@ def _simple(module: nn.Linear | nn.Conv2d, given: torch.Size, made: torch.Size) 
         return one and min(module.in_features, module.out_features) > 1
     batch_of_one = len(made) == 4 == len(given) and given[0] == made[0] == 1
     return batch_of_one and made[2] * made[3] <= _MOST_POSITIONS
-
-
-def _patches(module: nn.Conv2d, a: Tensor) -> Tensor:
-    """The input's patches as columns, ``(in · kernel, T)``."""
-    unfolded: Tensor = torch.nn.functional.unfold(
-        a,
-        module.kernel_size,
-        dilation=module.dilation,
-        padding=module.padding,
-        stride=module.stride,
-    )
-    return unfolded[0]
 
 
 def _names(module_name: str, module: nn.Module) -> set[str]:

@@ -337,7 +337,7 @@ class TestCheck:
             (lambda z: {"logits": z}, TypeError, "a dict"),
             (lambda z: z[:, :1], ValueError, "at least 2 classes"),
             (lambda z: z[:, :, None], ValueError, "shape"),
-            (lambda z: z / 0, ValueError, "loss of sample 0 is (nan|inf)"),
+            (lambda z: z * float("nan"), ValueError, "loss of sample 0 is nan"),
         ):
             with pytest.raises(kind, match=words):
                 GradientMap(Output(f)).check(self.x, self.y)

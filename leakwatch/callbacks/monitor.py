@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from leakwatch.callbacks.arguments import (
     check_channels,
@@ -20,7 +21,7 @@ from leakwatch.callbacks.arguments import (
 from leakwatch.callbacks.distributed import refuse_sharded
 from leakwatch.callbacks.progress import Progress
 from leakwatch.callbacks.recording import natural_directory
-from leakwatch.callbacks.session import Session
+from leakwatch.callbacks.session import Session, checked_map
 from leakwatch.isolation import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.scores import resolve
@@ -92,7 +93,7 @@ class LeakageMonitor(Callback):
     Raises:
         TypeError: for arguments of the wrong kind; at the start of training, for
             training data that no probes can be drawn from.
-        ValueError: for values out of range; unknown scores; at the start of training,
+        ValueError: for values out of range; unknown scores; before anything runs,
             for probes that the module can't take.
         RuntimeError: in ``setup``, under a strategy that shards parameters, or for two
             monitors of one name; at the start of training, for a module whose gradient
@@ -234,6 +235,13 @@ class LeakageMonitor(Callback):
                     f"same keys; give one of them another name, for instance "
                     f"LeakageMonitor(name='leakwatch-test')."
                 )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks given probes as soon as the module is complete."""
+        waiting = any(is_lazy(p) for p in pl_module.parameters())
+        if isinstance(self.given, ProbeSet) and not waiting:
+            with isolated_rng():
+                checked_map(self, pl_module, self.given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the probes, opens the ledger, and probes the network as it starts."""

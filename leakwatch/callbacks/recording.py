@@ -175,6 +175,9 @@ def describe_run(
         config: the callback's arguments.
         model: the network.
     """
+    # A LightningModule usually wraps the network that people speak of.
+    inner = getattr(model, "model", None)
+    network = inner if isinstance(inner, torch.nn.Module) else model
     assumed = {
         "noise_std": settings.noise_std,
         "epsilon": settings.epsilon,
@@ -191,6 +194,7 @@ def describe_run(
         "probes_fingerprint": probes.fingerprint(),
         "input_shape": list(probes.x.shape[1:]),
         "model": type(model).__name__,
+        "model_name": type(network).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "quantities": describe_scores(scores),
         "config": {**config, **assumed},

@@ -38,9 +38,39 @@ from leakwatch.scores import Settings
 if TYPE_CHECKING:
     from leakwatch.callbacks.monitor import LeakageMonitor
 
-__all__ = ["Session"]
+__all__ = ["Session", "checked_map"]
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def checked_map(
+    monitor: LeakageMonitor, module: LightningModule, probes: ProbeSet
+) -> GradientMap:
+    """The gradient map of a module, after one forward pass of up to two probes.
+
+    Args:
+        monitor: whose criterion and precision apply.
+        module: the network.
+        probes: the samples.
+
+    Returns:
+        The map.
+
+    Raises:
+        TypeError: if the module doesn't give one tensor of logits.
+        ValueError: if its logits don't fit the labels of the probes.
+    """
+    gradients = GradientMap(module, monitor.criterion, dtype=_DTYPES[monitor.dtype])
+    # A run that has diverged may be resumed; its values are recorded as failed.
+    if _finite(module):
+        place = device_of(module)
+        with observing(module):
+            gradients.check(probes.x.to(place), probes.y.to(place))
+    return gradients
+
+
+def _finite(module: LightningModule) -> bool:
+    return all(bool(p.isfinite().all()) for p in module.parameters())
 
 
 @final
@@ -206,16 +236,12 @@ class Session:
         return probes
 
     def _examined(self, module: LightningModule) -> GradientMap:
-        gradients = GradientMap(
-            module, self._monitor.criterion, dtype=_DTYPES[self._monitor.dtype]
-        )
-        # A run that has diverged may be resumed; its values are recorded as failed.
-        if not all(bool(p.isfinite().all()) for p in module.parameters()):
-            return gradients
+        gradients = checked_map(self._monitor, module, self.probes)
         place = device_of(module)
         x, y = self.probes.x.to(place), self.probes.y.to(place)
+        if not _finite(module):
+            return gradients
         with observing(module):
-            gradients.check(x, y)
             try:
                 gradients(x[:2], y[:2])
             except UnsupportedModuleError:

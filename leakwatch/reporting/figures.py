@@ -20,7 +20,7 @@ from leakwatch.reporting.aggregates import (
 )
 from leakwatch.reporting.extras import require
 from leakwatch.reporting.quantities import HEADLINES, Quantity, describe
-from leakwatch.reporting.rows import Row
+from leakwatch.reporting.rows import Row, status_reason, status_word
 from leakwatch.reporting.table import Column, LedgerTable
 from leakwatch.reporting.words import (
     CLEARLY_ABOVE,
@@ -38,6 +38,7 @@ def risk_over_epochs(
     *,
     worst: int = 4,
     height: int = 420,
+    noise_std: float | None = None,
 ) -> Any | None:
     """Draw each quantity over training: median, 5–95 % band, most exposed samples.
 
@@ -47,6 +48,7 @@ def risk_over_epochs(
         class_names: Names of the classes, by label.
         worst: How many of the latest step's most exposed samples get a line.
         height: Height in pixels.
+        noise_std: Noise that the predictions assume, for the subtitle.
 
     Returns:
         A plotly figure, with a menu when there is more than one quantity.
@@ -61,11 +63,10 @@ def risk_over_epochs(
         groups[name], layouts[name] = _risk_traces(
             table, quantity, class_names, worst=worst
         )
-    figure = plotting.new_figure(
-        "Exposure during training",
-        "median and 5–95 % of the watched samples, most exposed samples as lines",
-        height,
-    )
+    subtitle = "median and 5–95 % of the watched samples, most exposed samples as lines"
+    if noise_std is not None:
+        subtitle += f"; predictions assume noise of std {noise_std:g}"
+    figure = plotting.new_figure("Exposure during training", subtitle, height)
     plotting.add_menu(figure, groups, layouts, quantities)
     return figure
 
@@ -97,12 +98,7 @@ def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any |
             marker_color=plotting.BLUE,
             # Plotly lets a lone bar fill the axis.
             width=0.25 if len(x) == 1 else None,
-            customdata=[
-                f"{share.value:.1%} of training time so far"
-                if share is not None and share.usable
-                else "share of training time not recorded"
-                for share in shares
-            ],
+            customdata=[_share_words(share) for share in shares],
             hovertemplate="%{x}: %{y:.3g} s<br>%{customdata}<extra></extra>",
         )
     )
@@ -111,6 +107,14 @@ def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any |
         figure.update_xaxes(range=[x[0] - 1, x[0] + 1])
     figure.update_yaxes(title_text="seconds per probe", rangemode="tozero")
     return figure
+
+
+def _share_words(share: Row | None) -> str:
+    if share is not None and share.usable:
+        return f"{share.value:.1%} of training time so far"
+    if share is not None and status_word(share.status) == "undefined":
+        return plotting.text(status_reason(share.status) or "share not defined yet")
+    return "share of training time not recorded"
 
 
 def _whole_ticks(x: Sequence[int]) -> dict[str, Any]:

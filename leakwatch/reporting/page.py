@@ -82,6 +82,8 @@ select {
   border-left-width: 4px; border-radius: 8px; padding: 10px 14px; margin: 0 0 14px;
 }
 .notice strong { color: var(--warn); }
+.notice.calm { background: var(--wash); border-color: var(--line); }
+.notice.calm strong { color: var(--ink); }
 .notice ul { margin: 4px 0 0; padding-left: 20px; }
 .strip { margin: 2px 0 4px; }
 .band { position: relative; height: 46px; border-radius: 7px; overflow: hidden;

@@ -7,7 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from leakwatch.reporting import sample_section, summary_section, text_sections
+from leakwatch.reporting import (
+    notices_section,
+    sample_section,
+    summary_section,
+    text_sections,
+)
 from leakwatch.reporting.atomic import write_atomically
 from leakwatch.reporting.class_figure import class_bars
 from leakwatch.reporting.extras import require
@@ -20,6 +25,11 @@ from leakwatch.reporting.png import data_uri, thumbnail
 from leakwatch.reporting.quantities import (
     class_names_from_metadata,
     quantities_from_metadata,
+)
+from leakwatch.reporting.run_facts import (
+    model_from_metadata,
+    noise_from_metadata,
+    notes_from_metadata,
 )
 from leakwatch.reporting.spectrum_figures import eigenvalue_histogram, spectrum_by_rank
 from leakwatch.reporting.table import LedgerTable
@@ -67,11 +77,16 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
     spectra = ledger.spectra()
     pictures = _pictures(ledger)
     headline = find_headline(table)
-    title = ledger.run or "training run"
+    noise = noise_from_metadata(metadata)
+    model = model_from_metadata(metadata)
+    title = model or ledger.run or "training run"
+    run = ledger.run if model else ""
     sections = {
         "training": (
             "During training",
-            figure_panel("fig-risk", risk_over_epochs(table, quantities, names)),
+            figure_panel(
+                "fig-risk", risk_over_epochs(table, quantities, names, noise_std=noise)
+            ),
         ),
         "classes": (
             "By class",
@@ -100,14 +115,19 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
     )
     # The library is 4.5 MB: leave it out where there is nothing to draw.
     library = f"<script>{plotly}</script>" if 'class="plot"' in body else ""
-    notices = summary_section.notices(table, ledger.problems, private=bool(pictures))
+    notices = notices_section.notices(
+        table,
+        ledger.problems,
+        notes_from_metadata(metadata),
+        private=bool(pictures),
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>leakwatch: {esc(title)}</title>
+<title>leakwatch: {esc(", ".join(filter(None, (title, run))))}</title>
 <link rel="icon" href="data:,">
 <style>{STYLE}</style>
 </head>
@@ -115,11 +135,11 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
 <header class="top"><div>
 <div class="brand">leakwatch</div>
 <h1>Gradient leakage of {esc(title)}</h1>
-<div class="soft">{esc(_about_line(table, metadata))}</div>
+<div class="soft">{esc(_about_line(table, metadata, run))}</div>
 <nav aria-label="Sections">{links}</nav>
 </div></header>
 <main>
-{summary_section.lead(headline) if table.moments else _NOTHING}
+{summary_section.lead(headline, noise) if table.moments else _NOTHING}
 {summary_section.cards(table, headline, names, pictures)}
 {summary_section.strip(headline, names)}
 {notices}
@@ -155,7 +175,7 @@ def _spectrum(spectra: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _about_line(table: LedgerTable, metadata: Mapping[str, Any]) -> str:
+def _about_line(table: LedgerTable, metadata: Mapping[str, Any], run: str) -> str:
     samples = {s for column in table.columns.values() for s in column.samples}
     classes = {
         label
@@ -164,6 +184,7 @@ def _about_line(table: LedgerTable, metadata: Mapping[str, Any]) -> str:
         if label is not None
     }
     parts = [
+        f"run {run}" if run else "",
         count(len(samples), "watched sample") if samples else "",
         f"{len(classes)} {'class' if len(classes) == 1 else 'classes'}"
         if classes

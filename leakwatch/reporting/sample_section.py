@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from leakwatch.reporting.aggregates import describe_counts
 from leakwatch.reporting.markup import esc, table
 from leakwatch.reporting.plotting import ordered
 from leakwatch.reporting.quantities import HEADLINES, Quantity, class_label, describe
@@ -76,7 +78,9 @@ def _row(
         else ""
     )
     found = [f'<td class="who" data-sort="{sample}"><div>{image}#{sample}</div></td>']
-    found.append(f'<td class="name" data-sort="{esc(name)}">{esc(name)}</td>')
+    found.append(
+        f'<td class="name" data-sort="{esc(name)}">{esc(name)}{_badge(cells)}</td>'
+    )
     found += [_value(quantity, value, status) for quantity, (value, status) in cells]
     found.append(_status(cells))
     return f"<tr>{''.join(found)}</tr>"
@@ -86,7 +90,8 @@ def _value(quantity: str, value: float, status: str) -> str:
     if not is_usable(value, status):
         word = _word(status)
         return (
-            f'<td class="num" data-sort=""><span class="bad" title="{esc(status)}">'
+            f'<td class="num" data-sort=""><span class="{_kind(word)}" '
+            f'title="{esc(status)}">'
             f"{esc(word)}</span></td>"
         )
     text = f"{value:.1f}".replace("-", "−") if quantity in HEADLINES else number(value)
@@ -99,6 +104,20 @@ def _value(quantity: str, value: float, status: str) -> str:
     return (
         f'<td class="num {level}" data-sort="{sort}" title="{esc(repr(value))}, '
         f'{esc(status)}">{esc(text)}</td>'
+    )
+
+
+def _badge(cells: list[tuple[str, tuple[float, str]]]) -> str:
+    """Say next to the class what a narrow screen would show far to the right."""
+    words = Counter(
+        _word(status) for _, (value, status) in cells if not is_usable(value, status)
+    )
+    if not words:
+        return ""
+    word = next(iter(words)) if len(words) == 1 else "not known"
+    return (
+        f'<div><span class="{_kind(word)}" title="{esc(describe_counts(words))}">'
+        f"{sum(words.values())} {esc(word)}</span></div>"
     )
 
 
@@ -116,14 +135,18 @@ def _status(cells: list[tuple[str, tuple[float, str]]]) -> str:
     lines = []
     for status, names in groups.items():
         word, reason = status_word(status) or "no status", status_reason(status)
-        kind = "about" if word == "estimated" else "bad"
         lines.append(
-            f'<div><span class="{kind}">{esc(word)}</span> {esc(", ".join(names))}'
-            f"{': ' + esc(reason) if reason else ''}</div>"
+            f'<div><span class="{_kind(word)}">{esc(word)}</span> '
+            f"{esc(', '.join(names))}{': ' + esc(reason) if reason else ''}</div>"
         )
     return (
         f'<td class="why" data-sort="{esc(next(iter(groups)))}">{"".join(lines)}</td>'
     )
+
+
+def _kind(word: str) -> str:
+    """Return the style of a status: an estimate or a gap by choice is no alarm."""
+    return "about" if word in ("estimated", "not computed") else "bad"
 
 
 def _word(status: str) -> str:

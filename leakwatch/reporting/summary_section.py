@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from leakwatch.reporting.aggregates import count_excluded, describe_counts
 from leakwatch.reporting.headline import Headline
 from leakwatch.reporting.markup import card, esc
 from leakwatch.reporting.quantities import class_label
 from leakwatch.reporting.rows import status_reason, status_word
+from leakwatch.reporting.run_facts import noise_words
 from leakwatch.reporting.table import LedgerTable
 from leakwatch.reporting.words import (
     CLEARLY_ABOVE,
@@ -26,8 +25,8 @@ from leakwatch.reporting.words import (
 )
 
 
-def lead(headline: Headline | None) -> str:
-    """Return the sentence that sums the run up."""
+def lead(headline: Headline | None, noise_std: float | None = None) -> str:
+    """Return the sentence that sums the run up, with the noise that it assumes."""
     if headline is None:
         return (
             '<p class="lead">This run predicts no reconstruction quality: add the '
@@ -41,9 +40,11 @@ def lead(headline: Headline | None) -> str:
             f"{esc(summary.reason)}.</p>"
         )
     worst, median = summary.worst, summary.median
+    assumed = "" if noise_std is None else f" assuming {noise_words(noise_std)},"
     return (
-        f'<p class="lead">At the last probe ({esc(when)}), an attacker who sees the '
-        "gradient of the most exposed sample could rebuild it with a predicted PSNR of "
+        f'<p class="lead">At the last probe ({esc(when)}),{esc(assumed)} an attacker '
+        "who sees the gradient of the most exposed sample could rebuild it with a "
+        "predicted PSNR of "
         f'<strong class="{psnr_level(worst)}">{decibels(worst)}: '
         f"{psnr_words(worst)}</strong>. For the typical sample it is "
         f'<strong class="{psnr_level(median)}">{decibels(median)}: '
@@ -167,65 +168,25 @@ def strip(headline: Headline | None, class_names: Sequence[str] | None) -> str:
     )
 
 
-def notices(table: LedgerTable, problems: Iterable[str], *, private: bool) -> str:
-    """Return warnings: unknown values, unreadable files, private pictures."""
-    found: list[str] = []
-    counts: Counter[str] = Counter()
-    total = 0
-    last = table.moments[-1] if table.moments else None
-    for (moment, _), column in table.columns.items():
-        if moment == last:
-            counts.update(count_excluded(column))
-            total += len(column.samples)
-    if counts:
-        found.append(
-            f"<strong>{sum(counts.values())} of {total} values at the last probe are "
-            f"not known</strong> ({esc(describe_counts(counts))}). They are left out "
-            "of every summary and are marked in the table of samples; a value that is "
-            "not known is not a safe value."
-        )
-    broken = [
-        f"{name}, {moment_words(moment)}: {status_word(row.status)}"
-        + (f" ({status_reason(row.status)})" if status_reason(row.status) else "")
-        for (moment, name), row in sorted(table.run_level.items())
-        if status_word(row.status) not in ("ok", "estimated")
-    ]
-    if broken:
-        found.append("<strong>Some probes report trouble.</strong>" + _list(broken))
-    sentences = list(problems)
-    if sentences:
-        found.append(
-            "<strong>Part of the record could not be read</strong> and is missing here."
-            + _list(sentences)
-        )
-    if private:
-        found.append(
-            "<strong>This file holds pictures of training data.</strong> Treat it as "
-            "you treat the data; nothing in it was sent anywhere."
-        )
-    return "".join(f'<div class="notice">{content}</div>' for content in found)
-
-
-def _list(sentences: Sequence[str], most: int = 8) -> str:
-    items = "".join(f"<li>{esc(sentence)}</li>" for sentence in sentences[:most])
-    more = len(sentences) - most
-    return f"<ul>{items}{f'<li>and {more} more</li>' if more > 0 else ''}</ul>"
-
-
 def _time_card(table: LedgerTable) -> list[str]:
     seconds = [
         row.value
         for (_, name), row in table.run_level.items()
         if name == "seconds" and row.usable
     ]
-    shares = [
-        row.value
+    fractions = [
+        row
         for (_, name), row in sorted(table.run_level.items())
-        if name == "time_fraction" and row.usable
+        if name == "time_fraction"
     ]
+    shares = [row.value for row in fractions if row.usable]
     if not seconds:
         return []
     total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
     if not shares:
-        return [card("Cost of watching", total, "share of training not recorded")]
+        share = "share of training not recorded"
+        if fractions and status_word(fractions[-1].status) == "undefined":
+            reason = status_reason(fractions[-1].status) or "not defined yet"
+            share = f"share of training: {reason}"
+        return [card("Cost of watching", total, share)]
     return [card("Cost of watching", f"{shares[-1]:.1%}", f"of training time; {total}")]

@@ -168,11 +168,12 @@ def about(metadata: Mapping[str, Any], ledger: LedgerTable) -> str:
         f'<tr><td class="mono">{esc(key)}</td><td class="text">{esc(value)}</td></tr>'
         for key, value in _flatten(
             {
-                "probes": len(ledger.moments),
+                "probe_steps": len(ledger.moments),
+                **{key: metadata[key] for key in ("solver_used",) if key in metadata},
                 **{
                     key: value
                     for key, value in metadata.items()
-                    if key not in ("quantities", "class_names")
+                    if key not in ("quantities", "class_names", "notes")
                 },
             }
         )

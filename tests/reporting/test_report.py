@@ -94,6 +94,8 @@ def test_a_full_run_has_every_section(make_run: Make) -> None:
     assert "7 of 120 values at the last probe are not known" in said
     assert "LAVP, Theorem 3" in said
     assert "config.noise_std 0.01" in said
+    assert "Some probes report trouble" not in said
+    assert "Not computed:" not in said
     images = [a["src"] for tag, a in outline.tags if tag == "img"]
     assert len(images) == 21
     assert all(str(src).startswith("data:image/png;base64,") for src in images)
@@ -113,6 +115,153 @@ def test_the_headline_is_in_words(make_run: Make) -> None:
     said = words(outline)
     assert f"{best:.1f} dB: clearly recognisable" in said
     assert "rules of thumb" in said
+    assumed = "Gaussian noise of standard deviation 0.01 on every entry of the shared"
+    assert f"(after epoch 1), assuming {assumed} gradient, an attacker" in said
+    assert "predictions assume noise of std 0.01" in said
+    assert "undefended" not in said
+
+
+@pytest.mark.parametrize(
+    ("noise", "sentence"),
+    [
+        (1e-4, "0.0001 on every entry of the shared gradient (close to an undefended"),
+        (1e-3, "0.001 on every entry of the shared gradient (close to an undefended"),
+        (2e-3, "0.002 on every entry of the shared gradient, an attacker"),
+        (None, "(after epoch 1), an attacker"),
+        ("0.1", "(after epoch 1), an attacker"),
+        (True, "(after epoch 1), an attacker"),
+        (float("nan"), "(after epoch 1), an attacker"),
+    ],
+)
+def test_the_headline_states_the_assumed_noise(
+    make_run: Make, noise: object, sentence: str
+) -> None:
+    ledger = make_run(epochs=(1,), rank=None, metadata={"config": {"noise_std": noise}})
+    _, outline = read(write_report(ledger.directory))
+    said = words(outline)
+    assert sentence in said
+    assert ("predictions assume noise" in said) == ("shared gradient" in sentence)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "title", "subtitle"),
+    [
+        ({"model_name": "LeNet", "model": "Lit"}, "LeNet", "run lenet on digits · 20"),
+        ({"model": "Lit"}, "Lit", "run lenet on digits · 20"),
+        ({"model": ["Lit"]}, "lenet on digits", "20 watched samples"),
+    ],
+)
+def test_the_title_names_the_model(
+    make_run: Make, metadata: dict[str, Any], title: str, subtitle: str
+) -> None:
+    ledger = make_run(epochs=(0,), rank=None, metadata=metadata)
+    source, _ = read(write_report(ledger.directory))
+    assert f"<h1>Gradient leakage of {title}</h1>" in source
+    assert f'<div class="soft">{subtitle}' in source
+
+
+def test_notes_are_notices_and_the_solver_leads_the_run_s_table(
+    make_run: Make,
+) -> None:
+    notes = [f"caveat {place} of <b>" for place in range(12)]
+    ledger = make_run(
+        epochs=(0,),
+        rank=None,
+        metadata={"config": {"solver": "auto"}, "notes": notes, "solver_used": "power"},
+    )
+    source, outline = read(write_report(ledger.directory))
+    for note in notes:
+        assert source.count(f"<li>{html.escape(note)}</li>") == 1
+    assert "solver_used power" in words(outline)
+    assert words(outline).index("solver_used") < words(outline).index("config.solver")
+
+
+def undefined_time(ledger: RiskLedger, status: str) -> None:
+    nan = float("nan")
+    ledger.append([Row(0, 0, None, None, "time_fraction", nan, status)])
+
+
+def test_no_share_of_training_before_training_is_no_trouble(make_run: Make) -> None:
+    ledger = make_run(epochs=(0,), rank=None)
+    undefined_time(ledger, "undefined: no training yet")
+    source, outline = read(write_report(ledger.directory))
+    said = words(outline)
+    assert "Some probes report trouble" not in said
+    assert "Cost of watching 2.10 s in 1 probe share of training: no training" in said
+    data = source[source.index('id="fig-time-data"') :]
+    assert '"customdata":["no training yet"]' in data[: data.index("</script>")]
+
+
+def test_trouble_at_a_probe_is_said(make_run: Make) -> None:
+    ledger = make_run(epochs=(0,), rank=None)
+    undefined_time(ledger, "failed: clock stopped")
+    _, outline = read(write_report(ledger.directory))
+    said = words(outline)
+    assert "Some probes report trouble. time_fraction, before training: failed" in said
+    assert "share of training not recorded" in said
+
+
+def test_not_computed_is_one_calm_sentence_by_reason(make_run: Make) -> None:
+    def status(name: str, place: int) -> str | None:
+        if name in ("i2f", "i2f_psnr"):
+            return "not computed: lanczos gives no <inverse>"
+        if name == "lavp_l2_min" and place < 3:
+            return "not computed: not asked"
+        return "estimated: residual 2e-4" if name == "lavp_l2_max" else None
+
+    ledger = make_run(epochs=(0, 5), rank=None, status=status)
+    ledger.append(
+        [Row(5, 200, None, None, "audit", float("nan"), "not computed: not asked")]
+    )
+    source, _ = read(write_report(ledger.directory))
+    assert (
+        '<div class="notice calm"><strong>Not computed:</strong> i2f_psnr, i2f '
+        "(lanczos gives no &lt;inverse&gt;); lavp_l2_min for 3 of 20 samples, audit "
+        "(not asked). This says nothing about exposure.</div>"
+    ) in source
+    assert source.count('<div class="notice calm">') == 1
+    assert '<span class="bad"' not in source[source.index('id="samples"') :]
+    assert "values at the last probe are not known" not in source
+    assert "Some probes report trouble" not in source
+
+
+def test_reasons_not_to_compute_are_counted_when_there_are_many(
+    make_run: Make,
+) -> None:
+    ledger = make_run(
+        samples=6, rank=None, status=lambda name, place: f"not computed: why {place}"
+    )
+    _, outline = read(write_report(ledger.directory))
+    said = words(outline)
+    assert "(why 3); and more, for 2 other reasons. This says nothing" in said
+    assert "the exposure is not known , which does not mean that it is low" in said
+
+
+def test_a_sample_s_trouble_is_said_next_to_its_class(make_run: Make) -> None:
+    def status(name: str, place: int) -> str | None:
+        if place == 0 and name in ("i2f", "i2f_psnr"):
+            return "failed: a" if name == "i2f" else "unresolved: b"
+        if place == 1 and name == "loss":
+            return "failed: a"
+        if place == 2 and name == "loss":
+            return "not computed: c"
+        return "estimated: d" if place == 3 else None
+
+    ledger = make_run(epochs=(0,), samples=5, rank=None, pictures=None, status=status)
+    source, _ = read(write_report(ledger.directory))
+    table = source[source.index('id="samples"') :]
+    found = dict(
+        re.findall(r'<td class="name" data-sort="class (\d)">class \d(.*?)</td>', table)
+    )
+    assert found == {
+        "0": '<div><span class="bad" title="1 unresolved, 1 failed">2 not known</span>'
+        "</div>",
+        "1": '<div><span class="bad" title="1 failed">1 failed</span></div>',
+        "2": '<div><span class="about" title="1 not computed">1 not computed</span>'
+        "</div>",
+        "3": "",
+        "4": "",
+    }
 
 
 def test_the_plain_prediction_stands_in_when_the_bayesian_failed() -> None:
@@ -153,6 +302,9 @@ def test_names_from_data_are_escaped(make_run: Make) -> None:
             "class_names": [evil, "plain"],
             "created": evil,
             "config": {evil: evil},
+            "model_name": evil,
+            "notes": [evil],
+            "solver_used": evil,
             "quantities": {
                 "i2f_psnr": {
                     "unit": evil,

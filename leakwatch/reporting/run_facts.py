@@ -1,0 +1,72 @@
+"""What ``run.json`` says about a run as a whole: model, assumed noise, caveats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+NEARLY_UNDEFENDED: Final = 1e-3
+"""Gradient units; rule of thumb: smaller noise hides next to nothing."""
+
+
+def noise_from_metadata(metadata: Mapping[str, Any]) -> float | None:
+    """Return the noise that predictions assume, per gradient entry, or None.
+
+    Example:
+        >>> noise_from_metadata({"config": {"noise_std": 0.01}})
+        0.01
+        >>> noise_from_metadata({"config": {"noise_std": None}}) is None
+        True
+    """
+    config = metadata.get("config")
+    value = config.get("noise_std") if isinstance(config, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0.0 else None
+
+
+def noise_words(noise_std: float) -> str:
+    """Say which noise a prediction assumes.
+
+    Example:
+        >>> print(noise_words(0.1))
+        Gaussian noise of standard deviation 0.1 on every entry of the shared gradient
+        >>> noise_words(0.0001).endswith(" (close to an undefended gradient)")
+        True
+    """
+    words = (
+        f"Gaussian noise of standard deviation {noise_std:g} on every entry of the "
+        "shared gradient"
+    )
+    close = " (close to an undefended gradient)"
+    return words + (close if noise_std <= NEARLY_UNDEFENDED else "")
+
+
+def notes_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the caveats that were found while the model was measured.
+
+    Example:
+        >>> notes_from_metadata({"notes": ["one", ""]}), notes_from_metadata({})
+        (('one',), ())
+    """
+    notes = metadata.get("notes")
+    if isinstance(notes, str):
+        notes = [notes]
+    if not isinstance(notes, list | tuple):
+        return ()
+    return tuple(dict.fromkeys(str(note) for note in notes if note))
+
+
+def model_from_metadata(metadata: Mapping[str, Any]) -> str:
+    """Return what the model is called, or an empty text.
+
+    Example:
+        >>> model_from_metadata({"model": "LitClassifier", "model_name": "LeNet"})
+        'LeNet'
+    """
+    for key in ("model_name", "model"):
+        name = metadata.get(key)
+        if isinstance(name, str) and name.strip():
+            return name.strip()
+    return ""

@@ -1,0 +1,150 @@
+"""The package as others see it: names, wheel, layers."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PUBLIC = {
+    "leakwatch": [
+        "GradientJacobian",
+        "GradientMap",
+        "ProbeSet",
+        "ScoreResult",
+        "Status",
+        "UnsupportedModuleError",
+        "__version__",
+        "cross_entropy",
+        "score",
+    ],
+    "leakwatch.callbacks": ["LeakageMonitor", "observing"],
+    "leakwatch.datamodules": [
+        "ArrayDataModule",
+        "CIFAR10DataModule",
+        "FashionMNISTDataModule",
+        "ImageArrays",
+        "ImageDataModule",
+        "ImageDataset",
+        "MNISTDataModule",
+        "MNISTSample",
+        "Splits",
+    ],
+    "leakwatch.models": [
+        "MLP",
+        "LeNet",
+        "LitClassifier",
+        "ResNet18",
+        "ResNet8",
+        "Scheme",
+        "build_model",
+        "initialize",
+        "register_model",
+        "register_scheme",
+        "registered_models",
+        "registered_schemes",
+    ],
+    "leakwatch.probes": ["ProbeSet"],
+    "leakwatch.spectrum": [
+        "DenseOperator",
+        "Spectrum",
+        "SymmetricOperator",
+        "as_operator",
+        "exact",
+        "lanczos",
+        "power",
+        "precision_floor",
+    ],
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_the_checked_in_list(module: str) -> None:
+    found = importlib.import_module(module)
+    assert sorted(found.__all__) == sorted(PUBLIC[module])
+    for name in found.__all__:
+        assert getattr(found, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        importlib.import_module("leakwatch").nonsense  # noqa: B018
+
+
+def test_importing_the_package_does_not_load_torch() -> None:
+    code = "import leakwatch, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_scores_work_without_lightning_wandb_and_plotly() -> None:
+    code = """
+import sys
+for name in ("lightning", "wandb", "plotly", "pandas", "torchmetrics"):
+    sys.modules[name] = None
+import torch, leakwatch
+net = torch.nn.Linear(4, 3)
+found = leakwatch.score(net, torch.rand(2, 4), torch.tensor([0, 2]), noise_std=1e-3)
+assert bool(torch.isfinite(found["lavp_l2_max"]).all())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_two_links_at_the_top_lead_into_the_package() -> None:
+    for name in ("callbacks", "datamodules"):
+        link = ROOT / name
+        assert link.is_symlink()
+        assert link.resolve() == ROOT / "leakwatch" / name
+
+
+def test_a_wheel_installed_elsewhere_has_every_public_name(tmp_path: Path) -> None:
+    pytest.importorskip("build", reason="needs the `build` package")
+    source = tmp_path / "source"
+    ignore = ("--exclude-standard", "--cached", "--others")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *ignore],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        origin, copy = ROOT / name, source / name
+        if origin.is_file() and not origin.is_symlink():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(origin.read_bytes())
+        elif origin.is_symlink():
+            copy.symlink_to(origin.readlink())
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", tmp_path],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    elsewhere = tmp_path / "elsewhere"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(elsewhere)
+    assert "leakwatch/py.typed" in names
+    assert not [n for n in names if n.startswith(("callbacks", "datamodules", "tests"))]
+    code = "import importlib, leakwatch\n" + "\n".join(
+        f"m = importlib.import_module({module!r}); [getattr(m, n) for n in {names!r}]"
+        for module, names in PUBLIC.items()
+    )
+    code += f"\nassert leakwatch.__file__.startswith({str(elsewhere)!r})"
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n{code}",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
