@@ -21,10 +21,11 @@ _SMALLEST_NORM = 1e-30
 class GradientJacobian:
     """The Jacobian of each sample's gradient in its input, d_θ × d_x, never stored.
 
-    All products are taken with the loss divided by ‖g‖, so J̃ = J/‖g‖ stays of
+    All products are taken with the loss divided by about ‖g‖, so J̃ = J/scale stays of
     moderate size however confident the network is: H shrinks with the square of the
     loss and would leave the range of float32 at a loss of 1e-20. ``scale`` holds the
-    factor in float64; H = scale² H̃. H̃ is also what the cosine distance sees.
+    factor in float64; H = scale² H̃, and (scale/‖g‖)² times H̃'s downdate is the
+    Hessian of the cosine distance.
 
     Args:
         gradients: the gradient map.
@@ -37,7 +38,8 @@ class GradientJacobian:
     Attributes:
         unit_gradient: ĝ = g/‖g‖, ``(batch, d_θ)``, zero where g vanishes.
         norm: ‖g‖, ``(batch,)``, float64.
-        scale: J/J̃, ``(batch,)``, float64: ‖g‖, or 1 where g vanishes or is not finite.
+        scale: J/J̃, ``(batch,)``, float64: the power of two nearest to ‖g‖, or 1 where
+            g vanishes or is not finite.
 
     Raises:
         ValueError: if inputs and labels don't match, or ``input_scale`` has another
@@ -77,9 +79,10 @@ class GradientJacobian:
         self.input_scale = input_scale.to(x.device, gradients.dtype)
         first = gradients(x, y).double().norm(dim=1)
         usable = torch.isfinite(first) & (first > 0)
-        self.scale = torch.where(
-            usable, first.clamp_min(_SMALLEST_NORM), torch.ones_like(first)
-        )
+        # A power of two: dividing by it rounds nothing, and the rounding of ‖g‖, which
+        # varies with the rest of the batch, does not reach the scores.
+        nearest = torch.exp2(first.clamp_min(_SMALLEST_NORM).log2().round())
+        self.scale = torch.where(usable, nearest, torch.ones_like(first))
         self._workspace = Workspace()
         self._weight = 1 / self.scale
         unit = gradients(x, y, self._weight)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def collect(
         evidence = measure(
             jacobian,
             plan,
-            losses=gradients.losses(x[part], y[part]),
+            losses=_losses(gradients, x[part], y[part]),
             delta=None if delta is None else delta[part],
             offset=None if offset is None else offset[part],
         )
@@ -110,6 +111,13 @@ def collect(
             sentence(errors[0]),
         )
     return rows
+
+
+def _losses(gradients: GradientMap, x: Tensor, y: Tensor) -> Tensor:
+    # One by one: the last digit of a batched loss depends on the rest of the batch.
+    return torch.cat(
+        [gradients.losses(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    )
 
 
 def _row(evidence: Evidence, scores: Sequence[Score], settings: Settings) -> Row:

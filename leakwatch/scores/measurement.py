@@ -48,6 +48,7 @@ class _Found:
     precision: Precision = field(default_factory=Precision)
     eigenvectors: Tensor | None = None
     failure: Status | None = None
+    norm: float | None = None
 
     @classmethod
     def failed(cls, status: Status) -> _Found:
@@ -95,7 +96,10 @@ def measure(
         yield Evidence(
             d_x=d_x,
             loss=_finite(float(losses[i]), "loss"),
-            grad_norm=_finite(float(jacobian.norm[i]), "gradient"),
+            grad_norm=_finite(
+                float(jacobian.norm[i]) if known.norm is None else known.norm,
+                "gradient",
+            ),
             lambda_max=known.lambda_max,
             lambda_min=known.lambda_min,
             cos_max=known.cos_max,
@@ -148,7 +152,7 @@ def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
     precision = Precision.of(float(normalised[0]), d_x, eps)
     top, bottom = _ends(normalised * squared, precision.scaled(squared), d_theta)
     cos_max = cos_min = _NOT_ASKED
-    norm = float(jacobian.norm[sample])
+    norm = gram.norm * float(jacobian.scale[sample])
     if plan.cosine and norm == 0:
         cos_max = cos_min = _NO_DIRECTION
     elif plan.cosine:
@@ -167,6 +171,7 @@ def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
         eigenvalues=normalised * squared,
         precision=precision.scaled(squared),
         eigenvectors=None if vectors is None else vectors[0],
+        norm=norm,
     )
 
 

@@ -103,7 +103,7 @@ def test_the_record_is_one_process_s(two: Results, one: dict[str, Any]) -> None:
 
 
 def test_also_in_single_precision(two: Results, one: dict[str, Any]) -> None:
-    assert_same_record(two["single"][0]["record"], one["single"]["record"], 1e-6)
+    assert_same_record(two["single"][0]["record"], one["single"]["record"], 1e-12)
 
 
 def test_fewer_probes_than_processes(two: Results, one: dict[str, Any]) -> None:
