@@ -56,7 +56,8 @@ def training_probes(
     loader = _only_loader(trainer)
     known = getattr(trainer, "datamodule", None)
     names = getattr(known, "class_names", None)
-    if mean is None and std is None:
+    stated = mean is None and std is None
+    if stated:
         mean, std = _stated(known)
 
     def draw(dataset: Any, chosen: Sequence[int] | None) -> ProbeSet:
@@ -77,7 +78,12 @@ def training_probes(
             kept = [int(i) for i in loader.sampler.indices]
             found = draw(Subset(dataset, kept), None)
             indices = [kept[i] for i in found.index]
-        return draw(dataset, indices)
+        probes = draw(dataset, indices)
+        if stated and mean is not None and _in_unit_range(probes):
+            # Normalised images of a whole data set leave [0, 1]: these are not.
+            mean = std = None
+            probes = draw(dataset, probes.index)
+        return probes
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
@@ -117,6 +123,10 @@ def _loaders(source: Any) -> Iterator[Any]:
         yield from source.flattened
     else:
         yield source
+
+
+def _in_unit_range(probes: ProbeSet) -> bool:
+    return bool(probes.x.amin() >= 0 and probes.x.amax() <= 1)
 
 
 def _unaugmented(datamodule: Any, dataset: Any) -> Any:

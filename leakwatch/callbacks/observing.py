@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, final
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -31,6 +32,7 @@ def observing(module: nn.Module) -> Iterator[None]:
       submodules registered with it, its plain attributes, and the contents of the
       lists, dicts, sets and deques among them, nested ones included;
     - of each buffer, and of each tensor in a plain attribute: identity and values;
+    - what a `LightningModule` would log meanwhile is dropped;
     - of each parameter: identity, storage, `requires_grad` and `.grad`.
 
     Inside, every `.grad` is None, so that a backward pass can't add to a gradient
@@ -71,10 +73,25 @@ def observing(module: nn.Module) -> Iterator[None]:
         snapshot = _Snapshot(module)
         try:
             snapshot.set_gradients_aside()
+            _mute(module)
             yield
         finally:
             with torch.no_grad():
                 snapshot.restore()
+
+
+def _mute(module: nn.Module) -> None:
+    """Keep a forward that calls ``self.log`` from changing the metrics of training.
+
+    Set on the instance, so that the snapshot takes it away again.
+    """
+    for part in module.modules():
+        if isinstance(part, LightningModule):
+            vars(part).update(log=_ignore, log_dict=_ignore)
+
+
+def _ignore(*_: object, **__: object) -> None:
+    """Stands in for ``log`` and ``log_dict``."""
 
 
 @final

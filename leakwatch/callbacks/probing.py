@@ -17,6 +17,7 @@ from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Row
 from leakwatch.scores import Score, Settings, evaluate
 from leakwatch.scores.planner import Solver
+from leakwatch.scores.result import describe_error
 
 __all__ = ["Share", "device_of", "measure_share", "merge_rows", "merge_spectra"]
 
@@ -129,7 +130,7 @@ def measure_share(
             for name in result
         ]
     except Exception as error:
-        share.error = f"{type(error).__name__}: {error}"
+        share.error = describe_error(error)
         share.eigenvalues = None
         share.rows = [
             Row(epoch, step, sample, label, score.name, float("nan"), status)

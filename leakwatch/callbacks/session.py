@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -25,6 +25,7 @@ from leakwatch.callbacks.probing import (
 from leakwatch.callbacks.progress import Progress
 from leakwatch.callbacks.recorder import Recorder
 from leakwatch.callbacks.recording import (
+    Recorded,
     describe_run,
     new_run_name,
     run_directory,
@@ -32,14 +33,17 @@ from leakwatch.callbacks.recording import (
 from leakwatch.callbacks.summary import scalars_of, sentence, time_rows
 from leakwatch.gradients import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
-from leakwatch.reporting import Row
+from leakwatch.reporting import RiskLedger, Row
 from leakwatch.scores import Settings
+from leakwatch.scores.result import describe_error
 
 if TYPE_CHECKING:
     from leakwatch.callbacks.monitor import LeakageMonitor
 
 __all__ = ["Session", "checked_map"]
 
+# What values rest on; a curve over epochs means something only if these stay.
+_ASSUMPTIONS = ("noise_std", "epsilon", "target_psnr")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -156,7 +160,9 @@ class Session:
                 rows, self._monitor.scores, self.probes, self._monitor.name
             )
         except Exception as error:
-            self._warn("summary", f"a probe step has no summary: {_first(error)}")
+            self._warn(
+                "summary", f"a probe step has no summary: {describe_error(error)}"
+            )
             scalars = dict.fromkeys(self._progress.latest, math.nan)
         self._progress.latest = scalars
         self._unoffered = True
@@ -164,7 +170,9 @@ class Session:
             try:
                 self._record(trainer, self._recorder, shares, rows, scalars)
             except Exception as error:
-                self._warn("record", f"recording a step failed: {_first(error)}")
+                self._warn(
+                    "record", f"recording a step failed: {describe_error(error)}"
+                )
         self._progress.spent += time.perf_counter() - started
 
     def offer(
@@ -199,7 +207,9 @@ class Session:
                         batch_size=1,
                     )
         except Exception as error:
-            self._warn("offer", f"its values can't be monitored: {_first(error)}")
+            self._warn(
+                "offer", f"its values can't be monitored: {describe_error(error)}"
+            )
 
     def finish(self, trainer: Trainer) -> None:
         """Writes the report about everything recorded so far."""
@@ -247,7 +257,9 @@ class Session:
             except UnsupportedModuleError:
                 raise
             except Exception as error:
-                self._warn("gradient", f"a first gradient failed: {_first(error)}")
+                self._warn(
+                    "gradient", f"a first gradient failed: {describe_error(error)}"
+                )
         return gradients
 
     def _opened(
@@ -269,12 +281,23 @@ class Session:
             "dtype": monitor.dtype,
             "seed": monitor.seed,
         }
+        described = describe_run(
+            self.probes, monitor.scores, self._settings, config, module
+        )
+        changed = _changed(past, described["config"])
+        if changed:
+            text = (
+                f"values up to step {trainer.global_step} were recorded under other "
+                f"assumptions ({changed}) and can't be compared with later ones"
+            )
+            described["notes"] = [text]
+            self._warn("assumptions", text)
         recorder = Recorder(
             directory,
             progress.run,
             past,
             self.probes,
-            describe_run(self.probes, monitor.scores, self._settings, config, module),
+            described,
             monitor.name,
             self._warn,
         )
@@ -323,8 +346,19 @@ class Session:
             rank_zero_warn(f"leakwatch: {text}")
 
 
-def _first(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _changed(past: Recorded | None, config: Mapping[str, Any]) -> str:
+    """What the run before the checkpoint assumed otherwise, or an empty string."""
+    if past is None or not past.position:
+        return ""
+    try:
+        before = RiskLedger.open(past.directory).read_metadata().get("config", {})
+    except OSError:
+        return ""
+    return ", ".join(
+        f"{key}={before[key]}, now {config[key]}"
+        for key in _ASSUMPTIONS
+        if key in before and before[key] != config.get(key)
+    )
 
 
 def _monitored(trainer: Trainer) -> set[str]:

@@ -15,10 +15,10 @@ from torch import Tensor
 from leakwatch.gradients import GradientMap
 from leakwatch.jacobian import GradientJacobian
 from leakwatch.scores.evidence import Evidence
-from leakwatch.scores.measurement import measure, sentence
+from leakwatch.scores.measurement import measure
 from leakwatch.scores.planner import Plan
 from leakwatch.scores.registry import Score
-from leakwatch.scores.result import Status, Value
+from leakwatch.scores.result import Status, Value, describe_error
 from leakwatch.scores.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -92,14 +92,14 @@ def collect(
             rows += rows_of(part)
             continue
         except Exception as error:
-            reason = sentence(error)
+            reason = describe_error(error)
             _log.info("leakwatch goes on sample by sample: %s", reason)
         for i in range(part.start, part.stop):
             try:
                 rows += rows_of(slice(i, i + 1))
             except Exception as error:
                 errors.append(error)
-                failed = Value.without("failed", sentence(error))
+                failed = Value.without("failed", describe_error(error))
                 rows.append(Row({s.name: failed for s in scores}))
     if len(errors) == len(x):
         raise errors[0]
@@ -108,7 +108,7 @@ def collect(
             "leakwatch could not score %d of %d samples: %s",
             len(errors),
             len(x),
-            sentence(errors[0]),
+            describe_error(errors[0]),
         )
     return rows
 
@@ -135,7 +135,7 @@ def _value(score: Score, evidence: Evidence, settings: Settings) -> Value:
         value = score.compute(evidence, settings)
     except Exception as error:
         _log.warning("leakwatch could not compute %s: %s", score.name, error)
-        return Value.without("failed", sentence(error))
+        return Value.without("failed", describe_error(error))
     if not math.isfinite(value.number) and value.status.usable:
         why = f"the formula gave {value.number}, out of range of floating point"
         return Value(math.nan, Status("failed", why))

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakwatch.jacobian import GradientJacobian
 from leakwatch.scores.evidence import Evidence, Precision
 from leakwatch.scores.planner import Plan
-from leakwatch.scores.result import Status, Value, judged
+from leakwatch.scores.result import Status, Value, describe_error, judged
 from leakwatch.spectrum import Spectrum, exact, lanczos, power
 
 _log = logging.getLogger(__name__)
@@ -136,8 +136,8 @@ def _exact(jacobian: GradientJacobian, sample: int, plan: Plan, finite: bool) ->
     try:
         return _dense(jacobian, sample, plan)
     except Exception as error:
-        _log.warning("leakwatch could not score a sample: %s", error)
-        return _Found.failed(Status("failed", sentence(error)))
+        _log.warning("leakwatch could not score a sample: %s", describe_error(error))
+        return _Found.failed(Status("failed", describe_error(error)))
 
 
 def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
@@ -323,9 +323,3 @@ def _estimate(mean: float, error: float) -> Value:
 
 def _times(value: Value, factor: float) -> Value:
     return Value(value.number * factor, value.status)
-
-
-def sentence(error: BaseException) -> str:
-    """An exception in one line, for a status."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160] if text else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
@@ -153,3 +154,35 @@ class ScoreResult(Mapping[str, Tensor]):
             raise KeyError(
                 f"no score {name!r} in this result; it holds {', '.join(self.numbers)}"
             )
+
+
+_CONTENT = re.compile(r"(tensor\(|array\(|\[\[|\[\s*-?\d+[.,\s]).*", re.DOTALL)
+_DECIMAL = re.compile(r"-?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception in one line that quotes no data.
+
+    Statuses travel to remote loggers, and an error of the network may print the private
+    sample that it met: printed tensors and decimal numbers are left out.
+
+    Args:
+        error: the exception.
+
+    Returns:
+        Its type, the start of its text, and where it was raised.
+
+    Example:
+        >>> describe_error(ValueError("bad input tensor([[0.8999, 0.6646]])"))
+        'ValueError: bad input …'
+    """
+    line = " ".join(str(error).split())
+    text = _DECIMAL.sub("…", _CONTENT.sub("…", line))[:160]
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = ""
+    if frame is not None:
+        code = frame.tb_frame.f_code
+        where = f" ({code.co_filename.rsplit('/', 1)[-1]}:{frame.tb_lineno})"
+    return f"{type(error).__name__}: {text}{where}"

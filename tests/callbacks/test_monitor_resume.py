@@ -307,3 +307,21 @@ def test_one_callback_in_a_second_trainer_starts_a_second_run(tmp_path: Path) ->
     x = torch.stack([dataset(40, seed=3)[i][0] for i in watched.probes.index])
     torch.testing.assert_close(watched.probes.x, x, rtol=0, atol=0)
     assert moments_of(watched) == [(0, 0), (1, 10)]
+
+
+def test_resuming_with_other_assumptions_is_said(tmp_path: Path) -> None:
+    directory = str(tmp_path / "record")
+    changes = {"report": False, "verbose": False, "directory": directory}
+    go(
+        tmp_path,
+        LeakageMonitor(2, **changes),
+        by_epoch(tmp_path / "saved"),
+        max_epochs=1,
+    )
+    (saved,) = (tmp_path / "saved").glob("*.ckpt")
+    watched = LeakageMonitor(2, noise_std=1.0, **changes)
+    with pytest.warns(UserWarning, match=r"noise_std=0\.0001, now 1\.0"):
+        go(tmp_path, watched, max_epochs=2, ckpt_path=str(saved))
+    assert watched.run_directory is not None
+    notes = RiskLedger.open(watched.run_directory).read_metadata()["notes"]
+    assert "other assumptions" in notes[0]

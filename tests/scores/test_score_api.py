@@ -214,7 +214,8 @@ def test_a_score_that_misbehaves_spoils_only_itself(
 
     scores = [own("broken", broken), own("infinite", infinite), "lavp_l2_max"]
     result = score(*small, scores)
-    assert result.status["broken"][0] == ("failed", "KeyError: 'oh'")
+    assert result.status["broken"][0].word == "failed"
+    assert result.status["broken"][0].reason.startswith("KeyError: 'oh' (test_score_")
     assert "leakwatch could not compute broken" in caplog.text
     assert result.status["infinite"][0].word == "failed"
     assert "inf" in result.status["infinite"][0].reason
