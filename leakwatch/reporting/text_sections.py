@@ -19,7 +19,7 @@ LIMITS: Final = (
         "The scores replace the network by its linearisation at each sample and speak "
         "of a worst-case attacker who is already close to the answer. An attack from a "
         "random start often does far worse; far from the sample the linearisation "
-        "itself can be wrong. An audit, which runs the attack, tells them apart.",
+        "itself can be wrong. Only running the attack tells them apart.",
     ),
     (
         "The prior is Gaussian.",
@@ -42,7 +42,7 @@ LIMITS: Final = (
     (
         "LAVP's direction is a hypothesis.",
         "That a larger LAVP value means less exposure is its paper's claim about "
-        "attacks; it depends on network and attack, and audits test it.",
+        "attacks; it depends on network and attack, and only an attack tests it.",
     ),
     (
         "The watched samples only.",
