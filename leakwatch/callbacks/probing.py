@@ -17,7 +17,7 @@ from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Row
 from leakwatch.scores import Score, Settings, evaluate
 from leakwatch.scores.planner import Solver
-from leakwatch.scores.result import describe_error
+from leakwatch.status import describe_error
 
 __all__ = ["Share", "device_of", "measure_share", "merge_rows", "merge_spectra"]
 

@@ -35,7 +35,7 @@ from leakwatch.gradients import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
 from leakwatch.scores import Settings
-from leakwatch.scores.result import describe_error
+from leakwatch.status import describe_error
 
 if TYPE_CHECKING:
     from leakwatch.callbacks.monitor import LeakageMonitor

@@ -4,8 +4,9 @@ from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they regist
 from leakwatch.scores.api import evaluate, score
 from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.registry import Score, available, get, groups, register, resolve
-from leakwatch.scores.result import STATUS_WORDS, ScoreResult, Status, Value
+from leakwatch.scores.result import ScoreResult, Value
 from leakwatch.scores.settings import Settings
+from leakwatch.status import STATUS_WORDS, Status
 
 __all__ = [
     "STATUS_WORDS",

@@ -18,8 +18,9 @@ from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.measurement import measure
 from leakwatch.scores.planner import Plan
 from leakwatch.scores.registry import Score
-from leakwatch.scores.result import Status, Value, describe_error
+from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
+from leakwatch.status import Status, describe_error
 
 _log = logging.getLogger(__name__)
 

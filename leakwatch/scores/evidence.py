@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.scores.result import Status, Value, judged
+from leakwatch.scores.result import Value, judged
+from leakwatch.status import Status
 
 _EPS64 = float(torch.finfo(torch.float64).eps)
 

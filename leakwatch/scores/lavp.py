@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.registry import Need, Score, register
-from leakwatch.scores.result import OK, Value
+from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
+from leakwatch.status import OK
 
 
 def lavp_l2_max(evidence: Evidence, settings: Settings) -> Value:

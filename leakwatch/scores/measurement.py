@@ -15,8 +15,9 @@ from torch import Tensor
 from leakwatch.jacobian import GradientJacobian
 from leakwatch.scores.evidence import Evidence, Precision
 from leakwatch.scores.planner import Plan
-from leakwatch.scores.result import Status, Value, describe_error, judged
+from leakwatch.scores.result import Value, judged
 from leakwatch.spectrum import Spectrum, exact, lanczos, power
+from leakwatch.status import Status, describe_error
 
 _log = logging.getLogger(__name__)
 

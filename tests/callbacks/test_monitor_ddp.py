@@ -127,7 +127,7 @@ def test_an_exception_in_one_process_stops_nothing(two: Results) -> None:
     assert len(samples) == 3
     for _, _, sample, _, _, value, status in found["record"]:
         if samples.index(sample) % 2:
-            assert status == "failed: ArithmeticError: no luck"
+            assert status.startswith("failed: ArithmeticError: no luck")
             assert math.isnan(float(value))
         else:
             assert status == "ok"

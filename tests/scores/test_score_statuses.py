@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from leakwatch.gradients import GradientMap
 from leakwatch.scores import ScoreResult, available, evaluate, resolve, score
-from leakwatch.scores.result import STATUS_WORDS
 from leakwatch.scores.settings import UNIFORM_STD, Settings
+from leakwatch.status import STATUS_WORDS
 
 ALL = available()
 SPECTRAL = [name for name in ALL if name not in ("grad_norm", "loss")]

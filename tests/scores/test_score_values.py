@@ -10,7 +10,8 @@ import torch
 from leakwatch.scores import Evidence, Settings, Status, Value, get
 from leakwatch.scores.evidence import Precision
 from leakwatch.scores.i2f import psnr
-from leakwatch.scores.result import STATUS_WORDS, judged
+from leakwatch.scores.result import judged
+from leakwatch.status import STATUS_WORDS
 
 NAN = Value(math.nan, Status("undefined", "why not"))
 
