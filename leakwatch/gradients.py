@@ -148,6 +148,7 @@ class GradientMap:
         self._push: Product = pushed
         self._pull: Product = pulled
         self._notes: dict[str, None] = {}
+        self._others: dict[torch.dtype, GradientMap] = {}
 
     @property
     def path(self) -> Path:
@@ -164,6 +165,32 @@ class GradientMap:
         """d_θ, the number of shared gradient entries."""
         with as_evaluated(self._loss):
             return sum(p.numel() for p in self._loss.parameters() if p.requires_grad)
+
+    def in_dtype(self, dtype: torch.dtype) -> GradientMap:
+        """The same map in other arithmetic, without a second examination.
+
+        Args:
+            dtype: float32 or float64.
+
+        Returns:
+            The map itself, or one on the same path once that is known.
+        """
+        if dtype == self.dtype:
+            return self
+        other = self._others.get(dtype)
+        if other is None:
+            other = GradientMap(
+                self.module,
+                self.criterion,
+                dtype=dtype,
+                path=self.path,
+                chunk_size=self.chunk_size,
+            )
+            self._others[dtype] = other
+        if self._resolved is not None:
+            other._resolved = self._resolved
+            other._push, other._pull = self._push, self._pull
+        return other
 
     def check(
         self, x: Float[Tensor, "batch ..."], y: Shaped[Tensor, "batch ..."]
@@ -198,14 +225,14 @@ class GradientMap:
                 f"the default criterion needs integer class labels, got {y.dtype}; "
                 f"use y.long(), or pass a criterion for other targets."
             )
-        classes: list[int] = []
+        logits: list[Tensor] = []
 
-        def note(_: object, __: object, out: object) -> None:
+        def keep(_: object, __: object, out: object) -> None:
             if isinstance(out, Tensor) and out.ndim == 2:
-                classes.append(out.shape[1])
+                logits.append(out)
 
         with self.evaluation(x) as at, torch.no_grad():
-            handle = self.module.register_forward_hook(note)
+            handle = self.module.register_forward_hook(keep)
             try:
                 first = zip(*self.prepared(x[:2], y[:2]), strict=True)
                 losses = [
@@ -214,13 +241,20 @@ class GradientMap:
             finally:
                 handle.remove()
         if default:
-            wrong = (y < 0) | (y >= classes[-1])
+            classes = logits[-1].shape[1]
+            wrong = (y < 0) | (y >= classes)
             if bool(wrong.any()):
                 i = int(wrong.nonzero()[0])
                 raise ValueError(
                     f"label {int(y[i])} of sample {i} is outside the network's "
-                    f"classes: its {classes[-1]} logits allow labels 0 to "
-                    f"{classes[-1] - 1}."
+                    f"classes: its {classes} logits allow labels 0 to "
+                    f"{classes - 1}."
+                )
+            if classes > 1 and all(map(_probabilities, logits)):
+                self.note(
+                    "its outputs add up to 1, as if softmax had been applied; "
+                    "cross-entropy applies it once more. If training does not, pass "
+                    "a criterion(module, x, y) that does what training does"
                 )
         for i, loss in enumerate(losses):
             if not bool(torch.isfinite(loss)):
@@ -503,3 +537,7 @@ class GradientMap:
                 return out
 
             return in_chunks(chunk, args, self.chunk(at))
+
+
+def _probabilities(out: Tensor) -> bool:
+    return bool((out >= 0).all() and ((out.sum(1) - 1).abs() < 1e-3).all())

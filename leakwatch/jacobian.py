@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -157,6 +158,48 @@ class GradientJacobian:
             self.x[sample], self.y[sample], directions, self._weight[sample]
         )
         return rows.T * self.scale[sample].to(self.dtype)
+
+    def rounding(self, sample: int, directions: int = 3) -> float:
+        """How far rounding has moved J̃ of one sample: an estimate of ‖ΔJ̃‖_F.
+
+        Tangents along a few random directions are formed in float32 and in float64.
+        Their difference is the error of float32; float64 loses as many digits of its
+        own. Entries of J are usually good to a few units of machine precision, but a
+        network that centres or rescales its input loses more, as many digits as the
+        input has in common with what is subtracted from it.
+
+        Args:
+            sample: position in the batch.
+            directions: how many directions; the estimate is off by about
+                ``1/√(2 · directions)`` of itself, less where many entries err.
+
+        Returns:
+            The estimate, infinite where float32 gives no number.
+
+        Raises:
+            RuntimeError: whatever the network raises in the other precision.
+        """
+        n = self.input_scale.numel()
+        generator = torch.Generator().manual_seed(0)
+        v = torch.randn(directions, n, generator=generator, dtype=torch.float64)
+        v = (v / v.norm(dim=1, keepdim=True)).to(self.device)
+        x = self.x[sample].float()
+        columns = [
+            self.gradients.in_dtype(kind)
+            .dense(
+                x,
+                self.y[sample],
+                # Rounded directions for both, or their rounding would count.
+                v.float().to(kind) * self.input_scale.float().to(kind),
+                self._weight[sample],
+            )
+            .double()
+            for kind in (torch.float32, torch.float64)
+        ]
+        apart = float((columns[0] - columns[1]).square().sum())
+        found = math.sqrt(n / directions * apart) if apart >= 0 else math.inf
+        unit = torch.finfo(self.dtype).eps / torch.finfo(torch.float32).eps
+        return found * unit
 
     def _forward(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
         x, y, w = self._select(rows)

@@ -323,6 +323,16 @@ class TestCheck:
         assert bool(at(self.x, y)[3].isnan().all())
         assert bool(at(self.x, y)[:3].isfinite().all())
 
+    def test_softmax_at_the_end_is_noticed(self) -> None:
+        torch.manual_seed(0)
+        x, y = torch.rand(2, 4), torch.tensor([0, 2])
+        gradients = GradientMap(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)))
+        gradients.check(x, y)
+        assert any("cross-entropy applies it once more" in n for n in gradients.notes)
+        plain = GradientMap(nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
+        plain.check(x, y)
+        assert plain.notes == ()
+
     def test_what_a_forward_shows(self) -> None:
         class Output(nn.Module):
             def __init__(self, f: Callable[[Tensor], Any]) -> None:

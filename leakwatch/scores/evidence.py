@@ -33,12 +33,21 @@ class Precision:
     factor: float = 0.0
 
     @classmethod
-    def of(cls, lambda_max: float, size: int, eps: float) -> Precision:
-        """For an H of ``size`` rows, in float64, from a J of relative error eps."""
+    def of(
+        cls, lambda_max: float, size: int, eps: float, rounding: float = 0.0
+    ) -> Precision:
+        """For an H in float64 from a J whose entries carry rounding errors.
+
+        Args:
+            lambda_max: λ_1.
+            size: rows of H.
+            eps: machine precision of J's arithmetic.
+            rounding: error of J as measured, ‖ΔJ‖_F, where there is more than eps.
+        """
         top = max(lambda_max, 0.0)
         return cls(
             absolute=(size + math.sqrt(size)) * _EPS64 * top,
-            factor=eps * math.sqrt(size * top),
+            factor=max(eps * math.sqrt(size * top), rounding),
         )
 
     def scaled(self, by: float) -> Precision:
@@ -52,6 +61,8 @@ class Precision:
             eigenvalues: descending, at least 0.
             rank: eigenvalues from here on are zero by dimension, so exact.
         """
+        if not math.isfinite(self.factor):
+            return torch.zeros_like(eigenvalues), torch.full_like(eigenvalues, math.inf)
         width = self.absolute + 2 * self.factor * eigenvalues.sqrt() + self.factor**2
         width = torch.where(torch.arange(len(width)).to(width.device) < rank, width, 0)
         return (eigenvalues - width).clamp_min(0), eigenvalues + width

@@ -150,7 +150,9 @@ def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
     squared = float(jacobian.scale[sample]) ** 2
     spectrum = exact(gram.h, factor_eps=eps, eigenvectors=plan.eigenvectors)
     normalised = _eigenvalues(spectrum, min(d_theta, d_x))
-    precision = Precision.of(float(normalised[0]), d_x, eps)
+    precision = Precision.of(
+        float(normalised[0]), d_x, eps, _rounding(jacobian, sample)
+    )
     top, bottom = _ends(normalised * squared, precision.scaled(squared), d_theta)
     cos_max = cos_min = _NOT_ASKED
     norm = gram.norm * float(jacobian.scale[sample])
@@ -174,6 +176,18 @@ def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
         eigenvectors=None if vectors is None else vectors[0],
         norm=norm,
     )
+
+
+def _rounding(jacobian: GradientJacobian, sample: int) -> float:
+    """‖ΔJ̃‖_F, or 0 where the network can't be evaluated in the other precision."""
+    try:
+        return jacobian.rounding(sample)
+    except Exception as error:
+        jacobian.gradients.note(
+            "how much rounding changes its Jacobian is assumed, not measured: it can't "
+            f"be evaluated in both float32 and float64 ({type(error).__name__})"
+        )
+        return 0.0
 
 
 def _eigenvalues(spectrum: Spectrum, rank: int) -> Tensor:
@@ -202,7 +216,9 @@ def _iterative(jacobian: GradientJacobian, plan: Plan, finite: Tensor) -> list[_
     plain = cosine = nothing
     if plan.largest:
         spectrum = _solve(jacobian, plan, cosine=False)
-        floor = spectrum.floor
+        measured = [_rounding(jacobian, i) for i in range(batch)]
+        off = spectrum.floor.new_tensor(measured)
+        floor = spectrum.floor + off * (2 * spectrum.lambda_max.abs().sqrt() + off)
         plain = _judge(spectrum, plan, floor, d_theta < d_x)
         if plan.cosine:
             spectrum = _solve(jacobian, plan, cosine=True)

@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -300,18 +299,3 @@ def test_missing_pandas_says_how_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "leakwatch\[report\]"'):
         RiskLedger(tmp_path).to_dataframe()
-
-
-def test_a_part_of_a_thousand_rows_is_written_quickly(tmp_path: Path) -> None:
-    rows = [Row(1, 2, i, 3, "i2f_psnr", i / 7.0) for i in range(1000)]
-    ledger = RiskLedger(tmp_path)
-    ledger.append(rows)
-    best = min(_seconds(ledger, rows) for _ in range(5))
-    # A few milliseconds where disks are quick; the bound leaves room for slow ones.
-    assert best < 0.1
-
-
-def _seconds(ledger: RiskLedger, rows: list[Row]) -> float:
-    start = time.perf_counter()
-    ledger.append(rows)
-    return time.perf_counter() - start
