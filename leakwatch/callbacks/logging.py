@@ -130,6 +130,7 @@ def publish_pictures(
     step: int,
     epoch: int,
     prefix: str,
+    key: str = "probes",
 ) -> list[str]:
     """Sends private pictures to remote loggers; only on the user's explicit wish.
 
@@ -141,6 +142,7 @@ def publish_pictures(
         step: optimiser steps taken.
         epoch: completed epochs.
         prefix: of the key.
+        key: its last part.
     """
     shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
@@ -150,7 +152,7 @@ def publish_pictures(
             wandb.Image(picture, caption=caption)
             for picture, caption in zip(shown, captions, strict=True)
         ]
-        _log_wandb(logger, {f"{prefix}/probes": images}, step=step, epoch=epoch)
+        _log_wandb(logger, {f"{prefix}/{key}": images}, step=step, epoch=epoch)
 
     return _each(filter(has_figures, loggers), send)
 

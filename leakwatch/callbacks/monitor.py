@@ -5,36 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from leakwatch.callbacks.arguments import (
-    check_channels,
-    check_flag,
-    check_integer,
-    check_name,
-    check_number,
-    check_path,
-    check_scores,
-)
-from leakwatch.callbacks.distributed import refuse_sharded
-from leakwatch.callbacks.progress import Progress
-from leakwatch.callbacks.recording import natural_directory
-from leakwatch.callbacks.session import Session, checked_map
-from leakwatch.isolation import isolated_rng
+from leakwatch.callbacks.base import ProbeCallback
+from leakwatch.callbacks.probing import Share, measure_share
+from leakwatch.callbacks.recording import describe_scores
+from leakwatch.gradients import GradientMap
 from leakwatch.probes import ProbeSet
-from leakwatch.scores import resolve
+from leakwatch.scores import Settings
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY
-from leakwatch.scores.planner import Solver, check_solver
 
 __all__ = ["LeakageMonitor"]
 
-_DTYPES = ("float32", "float64")
-_ALWAYS = ("grad_norm", "loss")
 
-
-class LeakageMonitor(Callback):
+class LeakageMonitor(ProbeCallback):
     """Scores how exposed fixed training samples are, every N epochs.
 
     Add it to an existing Trainer and nothing else changes: training with the monitor
@@ -129,204 +114,69 @@ class LeakageMonitor(Callback):
         verbose: bool = True,
         name: str = "leakwatch",
     ) -> None:
-        super().__init__()
-        if isinstance(probes, bool) or not isinstance(probes, ProbeSet | int):
-            raise TypeError(
-                f"probes must be a ProbeSet or how many to draw, got "
-                f"{type(probes).__name__}; for instance probes=32 or "
-                f"probes=ProbeSet.from_dataset(dataset)."
-            )
-        if isinstance(probes, int):
-            check_integer("probes", probes, example=32, smallest=1)
-        elif mean is not None or std is not None:
-            raise ValueError(
-                "mean and std are for probes that the monitor draws; a ProbeSet has "
-                "its own: ProbeSet.from_dataset(dataset, mean=..., std=...)."
-            )
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
-        if criterion is not None and not callable(criterion):
-            raise TypeError(
-                "criterion must be a function criterion(module, x, y) that returns one "
-                f"loss per sample, got {type(criterion).__name__}."
-            )
-        self.scores = resolve([*check_scores(scores), *_ALWAYS])
-        self.solver: Solver = check_solver(solver)
-        self.every_n_epochs = check_integer(
-            "every_n_epochs", every_n_epochs, example=5, smallest=1
+        super().__init__(
+            probes,
+            scores,
+            every_n_epochs=every_n_epochs,
+            at_start=at_start,
+            noise_std=noise_std,
+            epsilon=epsilon,
+            prior_std=prior_std,
+            data_range=data_range,
+            mean=mean,
+            std=std,
+            target_psnr=target_psnr,
+            criterion=criterion,
+            solver=solver,
+            dtype=dtype,
+            max_memory=max_memory,
+            seed=seed,
+            directory=directory,
+            report=report,
+            log_images=log_images,
+            verbose=verbose,
+            name=name,
         )
-        self.at_start = check_flag("at_start", at_start)
-        self.noise_std = check_number("noise_std", noise_std, example=1e-4)
-        self.epsilon = check_number("epsilon", epsilon, example=0.0, zero=True)
-        self.prior_std = _optional("prior_std", prior_std, 0.25)
-        self.data_range = _optional("data_range", data_range, 1.0)
-        self.mean: tuple[float, ...] | None
-        self.std: tuple[float, ...] | None
-        self.mean, self.std = check_channels(mean, std)
-        self.target_psnr = check_number(
-            "target_psnr", target_psnr, example=20.0, sign=True
-        )
-        self.criterion = criterion
-        self.dtype = dtype
-        self.max_memory = check_number("max_memory", max_memory, example=2048)
-        self.seed = check_integer("seed", seed, example=0)
-        self.directory = check_path("directory", directory)
-        self.report = check_flag("report", report)
-        self.log_images = check_flag("log_images", log_images)
-        self.verbose = check_flag("verbose", verbose)
-        self.name = check_name("name", name)
-        self.given = probes
-        self._progress = Progress()
-        self._probes = probes if isinstance(probes, ProbeSet) else None
-        self._loaded: Progress | None = None
-        self._session: Session | None = None
-        self._ended = ("", 0)
 
-    # -- policy --------------------------------------------------------------------
-
-    def should_probe(self, step: int, epoch: int | None) -> bool:
-        """Whether to probe now; override for another schedule.
-
-        Asked once before training, then after each optimiser step and at the end of
-        each epoch. Must give the same answer in every process.
-
-        Args:
-            step: optimiser steps taken, ``trainer.global_step``: with two optimisers
-                both count.
-            epoch: completed epochs where one has just ended (0 before training), else
-                ``None``.
-
-        Returns:
-            By default: before training if ``at_start``, then every
-            ``every_n_epochs``-th epoch.
-        """
-        if epoch is None:
-            return False
-        return self.at_start if epoch == 0 else epoch % self.every_n_epochs == 0
-
-    @property
-    def probes(self) -> ProbeSet | None:
-        """The samples watched; ``None`` until they are drawn."""
-        return self._probes
-
-    @property
-    def run_directory(self) -> str | None:
-        """Where ledger and report are; ``None`` before training or without any."""
-        return self._progress.directory or None
-
-    # -- hooks ---------------------------------------------------------------------
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuses what can't work, as early as it can be known."""
-        # Evaluation with a checkpoint loads callback states too: only this fit counts.
-        self._loaded = None
-        if stage != "fit":
-            return
-        refuse_sharded(trainer, "LeakageMonitor")
-        callbacks: list[Callback] = getattr(trainer, "callbacks", [])
-        for other in callbacks:
-            if (
-                isinstance(other, LeakageMonitor)
-                and other is not self
-                and other.name == self.name
-            ):
-                raise RuntimeError(
-                    f"two monitors are called {self.name!r} and would log under the "
-                    f"same keys; give one of them another name, for instance "
-                    f"LeakageMonitor(name='leakwatch-test')."
-                )
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks given probes as soon as the module is complete."""
-        waiting = any(is_lazy(p) for p in pl_module.parameters())
-        if isinstance(self.given, ProbeSet) and not waiting:
-            with isolated_rng():
-                checked_map(self, pl_module, self.given)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws the probes, opens the ledger, and probes the network as it starts."""
-        natural = natural_directory(trainer, self.directory, self.name)
-        step, loaded = trainer.global_step, self._loaded
-        if loaded is not None:
-            self._progress, self._loaded = loaded, None
-        elif step == 0 or (str(natural), step) != self._ended:
-            self._progress = Progress()  # neither resumed nor one more fit()
-        self._ended = (str(natural), step)
-        with isolated_rng():
-            self._session = Session(self, trainer, pl_module, self._progress, natural)
-        self._probes = self._session.probes
-        if step == 0 and self._progress.epoch_asked < 0:
-            self._ask(trainer, pl_module, epoch=0)
-
-    def on_train_batch_end(
+    def measure(
         self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Probes after the last batch of an epoch, before validation."""
-        ended = trainer.is_last_batch
-        self._ask(
-            trainer, pl_module, epoch=trainer.current_epoch + 1 if ended else None
+        module: LightningModule,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        *,
+        epoch: int,
+        step: int,
+        rank: int,
+        world_size: int,
+    ) -> Share:
+        """Scores probes rank, rank + world_size, …; never raises an error."""
+        return measure_share(
+            module,
+            gradients,
+            probes,
+            self.scores,
+            settings,
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            solver=self.solver,
+            max_memory=self.max_memory,
         )
-        if self._session is not None:
-            self._session.offer(trainer, pl_module, on_step=True, ended=ended)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Probes where an epoch ended without a last batch (``max_steps``, skips)."""
-        self._ask(trainer, pl_module, epoch=trainer.current_epoch + 1)
-        if self._session is not None:
-            self._session.offer(trainer, pl_module, on_step=False, ended=True)
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Unit, direction, meaning and source of each score."""
+        return describe_scores(self.scores)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the report."""
-        self._finish(trainer)
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Writes the report about what was recorded until training broke off."""
-        self._finish(trainer)
-
-    # -- state ---------------------------------------------------------------------
-
-    @property
-    def state_key(self) -> str:
-        """Two monitors in one run keep their states apart."""
-        return self._generate_state_key(name=self.name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Schedule, position in the ledger and latest values; no pixel of any probe."""
-        if self._session is not None:
-            self._progress.elapsed = self._session.elapsed
-        return self._progress.state()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where the checkpoint was made."""
-        self._loaded = Progress.from_state(state_dict)
-
-    # -- what the hooks do -----------------------------------------------------------
-
-    def _ask(
-        self, trainer: Trainer, pl_module: LightningModule, *, epoch: int | None
-    ) -> None:
-        step = trainer.global_step
-        if self._session is None or not self._progress.is_new(step, epoch):
-            return
-        if self.should_probe(step, epoch):
-            completed = trainer.current_epoch if epoch is None else epoch
-            with isolated_rng():  # loggers and figures may draw random names
-                self._session.probe(trainer, pl_module, completed, step)
-
-    def _finish(self, trainer: Trainer) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            self._ended = (self._ended[0], trainer.global_step)
-            with isolated_rng():
-                session.finish(trainer)
-
-
-def _optional(name: str, value: Any, example: float) -> float | None:
-    return None if value is None else check_number(name, value, example=example)
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        return {
+            "name": self.name,
+            "scores": [s.name for s in self.scores],
+            "every_n_epochs": self.every_n_epochs,
+            "at_start": self.at_start,
+            "solver": self.solver,
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }

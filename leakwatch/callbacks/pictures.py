@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leakwatch.probes import ProbeSet
 
-__all__ = ["captions", "pictures"]
+__all__ = ["attack_panels", "captions", "pictures", "to_pictures"]
 
 
 def pictures(probes: ProbeSet) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
@@ -18,18 +20,61 @@ def pictures(probes: ProbeSet) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     Returns:
         ``None`` for data that is neither grey nor RGB pictures.
     """
-    pixels = probes.pixels()
+    return to_pictures(probes.pixels(), probes)
+
+
+def to_pictures(
+    pixels: Tensor, probes: ProbeSet
+) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    """Images on the scale of the probes as uint8, ``(n, height, width, channels)``.
+
+    Args:
+        pixels: in pixel units, one image per row.
+        probes: whose range decides what is black and what is white.
+
+    Returns:
+        ``None`` for data that is neither grey nor RGB pictures.
+    """
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
         return None
     if probes.units == "input":  # unknown range: spread what there is
-        low, high = pixels.amin(), pixels.amax()
+        seen = probes.pixels()
+        low, high = seen.amin(), seen.amax()
         pixels = (pixels - low) / (high - low).clamp_min(1e-12)
     else:
         pixels = pixels / probes.data_range
-    scaled = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
-    return scaled.permute(0, 2, 3, 1).numpy()
+    scaled = (pixels.nan_to_num(0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+    return scaled.permute(0, 2, 3, 1).cpu().numpy()
+
+
+def attack_panels(
+    attacks: Mapping[str, Any], probes: ProbeSet
+) -> tuple[np.ndarray[Any, np.dtype[np.uint8]] | None, list[str]]:
+    """Original | reconstruction | difference side by side, one panel per attack.
+
+    Args:
+        attacks: what the ledger keeps of one step.
+        probes: for the captions.
+
+    Returns:
+        Panels ``(n, height, 3 · width, channels)`` and one caption for each; ``None``
+        without any.
+    """
+    panels, words = [], []
+    original = attacks.get("original")
+    place = {sample: i for i, sample in enumerate(probes.index)}
+    for kind in ("near", "random"):
+        if original is None or kind not in attacks:
+            continue
+        found = attacks[kind]
+        apart = np.abs(found.astype(np.int16) - original.astype(np.int16))
+        panels.append(np.concatenate([original, found, apart.astype(np.uint8)], axis=2))
+        for sample in attacks["sample"]:
+            name = probes.class_of(place[int(sample)])
+            words.append(f"sample {sample}, class {name}, {kind} start")
+    return (np.concatenate(panels) if panels else None), words
 
 
 def captions(probes: ProbeSet) -> list[str]:

@@ -19,7 +19,14 @@ from leakwatch.scores import Score, Settings, evaluate
 from leakwatch.scores.planner import Solver
 from leakwatch.status import describe_error
 
-__all__ = ["Share", "device_of", "measure_share", "merge_rows", "merge_spectra"]
+__all__ = [
+    "Share",
+    "device_of",
+    "measure_share",
+    "merge_pictures",
+    "merge_rows",
+    "merge_spectra",
+]
 
 
 @final
@@ -32,6 +39,10 @@ class Share:
         samples: data-set indices of its probes.
         labels: their classes.
         eigenvalues: ``(samples, d_x)``; ``None`` without a whole spectrum.
+        pictures: name → uint8 pictures, ``(samples, height, width, channels)``, and
+            other arrays with one row per sample; private.
+        attacked: data-set indices of the samples that ``pictures`` show.
+        attacked_labels: their classes.
         solver: as used; empty if nothing was scored.
         notes: what the gradient map found out about the module.
         seconds: wall-clock time of scoring.
@@ -44,6 +55,9 @@ class Share:
     samples: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     eigenvalues: npt.NDArray[np.float64] | None = None
+    pictures: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    attacked: list[int] = field(default_factory=list)
+    attacked_labels: list[int] = field(default_factory=list)
     solver: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -169,3 +183,23 @@ def merge_spectra(
         "epoch": epoch,
         "step": step,
     }
+
+
+def merge_pictures(
+    shares: Sequence[Share], index: Sequence[int], epoch: int, step: int
+) -> dict[str, Any] | None:
+    """The pictures of all processes in the order of the probes, ``None`` without any.
+
+    A picture that one process lacks, after an error, is left out for its samples.
+    """
+    place = {sample: i for i, sample in enumerate(index)}
+    names = list(dict.fromkeys(name for share in shares for name in share.pictures))
+    merged: dict[str, Any] = {}
+    for name in names:
+        held = [share for share in shares if name in share.pictures]
+        samples = np.array([s for share in held for s in share.attacked])
+        labels = np.array([y for share in held for y in share.attacked_labels])
+        order = np.argsort([place[int(s)] for s in samples])
+        merged[name] = np.concatenate([share.pictures[name] for share in held])[order]
+        merged["sample"], merged["class"] = samples[order], labels[order]
+    return {**merged, "epoch": epoch, "step": step} if merged else None

@@ -10,7 +10,7 @@ from typing import Any, final
 from lightning.pytorch.loggers import Logger
 
 from leakwatch.callbacks import logging as publish
-from leakwatch.callbacks.pictures import captions, pictures
+from leakwatch.callbacks.pictures import attack_panels, captions, pictures
 from leakwatch.callbacks.recording import Recorded, created, open_ledger
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import (
@@ -75,6 +75,7 @@ class Recorder:
         self,
         rows: Sequence[Row],
         spectra: Mapping[str, Any] | None,
+        attacks: Mapping[str, Any] | None,
         found: Mapping[str, Any],
     ) -> None:
         """Adds one probe step to the ledger.
@@ -82,12 +83,13 @@ class Recorder:
         Args:
             rows: of the step.
             spectra: eigenvalues with their samples, or ``None``.
+            attacks: reconstructions with their samples, or ``None``.
             found: what the step adds to the run's metadata.
         """
         if self._ledger is None:
             return
         try:
-            self._ledger.append(rows, spectra)
+            self._ledger.append(rows, spectra, attacks)
             if any(self._metadata.get(key) != value for key, value in found.items()):
                 self._metadata |= found
                 self._ledger.write_metadata(self._metadata)
@@ -129,6 +131,29 @@ class Recorder:
                     step=step,
                     epoch=epoch,
                     prefix=self._prefix,
+                )
+            )
+
+    def publish_attacks(
+        self,
+        loggers: Sequence[Logger],
+        attacks: Mapping[str, Any],
+        *,
+        step: int,
+        epoch: int,
+    ) -> None:
+        """Sends originals beside what attacks made of their gradients."""
+        panels, words = attack_panels(attacks, self._probes)
+        if panels is not None:
+            self._refused(
+                publish.publish_pictures(
+                    loggers,
+                    panels,
+                    words,
+                    step=step,
+                    epoch=epoch,
+                    prefix=self._prefix,
+                    key="reconstructions",
                 )
             )
 

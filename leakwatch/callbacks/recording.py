@@ -161,7 +161,7 @@ def _run_in(path: Path) -> str | None:
 
 def describe_run(
     probes: ProbeSet,
-    scores: Sequence[Score],
+    quantities: Mapping[str, Mapping[str, str]],
     settings: Settings,
     config: Mapping[str, Any],
     model: torch.nn.Module,
@@ -170,7 +170,7 @@ def describe_run(
 
     Args:
         probes: the samples watched.
-        scores: what is computed.
+        quantities: what is recorded, from :func:`describe_scores`.
         settings: the assumptions in force, which may differ from those of ``probes``.
         config: the callback's arguments.
         model: the network.
@@ -196,7 +196,7 @@ def describe_run(
         "model": type(model).__name__,
         "model_name": type(network).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "quantities": describe_scores(scores),
+        "quantities": quantities,
         "config": {**config, **assumed},
         "versions": {name: _version(name) for name in _PACKAGES},
     }

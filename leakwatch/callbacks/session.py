@@ -18,7 +18,7 @@ from leakwatch.callbacks.observing import observing
 from leakwatch.callbacks.probing import (
     Share,
     device_of,
-    measure_share,
+    merge_pictures,
     merge_rows,
     merge_spectra,
 )
@@ -38,7 +38,7 @@ from leakwatch.scores import Settings
 from leakwatch.status import describe_error
 
 if TYPE_CHECKING:
-    from leakwatch.callbacks.monitor import LeakageMonitor
+    from leakwatch.callbacks.base import ProbeCallback
 
 __all__ = ["Session", "checked_map"]
 
@@ -48,7 +48,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def checked_map(
-    monitor: LeakageMonitor, module: LightningModule, probes: ProbeSet
+    monitor: ProbeCallback, module: LightningModule, probes: ProbeSet
 ) -> GradientMap:
     """The gradient map of a module, after one forward pass of up to two probes.
 
@@ -96,7 +96,7 @@ class Session:
 
     def __init__(
         self,
-        monitor: LeakageMonitor,
+        monitor: ProbeCallback,
         trainer: Trainer,
         module: LightningModule,
         progress: Progress,
@@ -136,28 +136,31 @@ class Session:
             step: optimiser steps taken.
         """
         started = time.perf_counter()
-        share = measure_share(
+        share = self._monitor.measure(
             module,
             self._gradients,
             self.probes,
-            self._monitor.scores,
             self._settings,
             epoch=epoch,
             step=step,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
-            solver=self._monitor.solver,
-            max_memory=self._monitor.max_memory,
         )
         share.spent = self._progress.spent + share.seconds
         share.elapsed = self.elapsed
         shares = gather(trainer, share)
         rows = merge_rows(shares, self.probes.index)
         self._warn_of_failures(rows, epoch)
+        try:
+            rows += self._monitor.conclude(rows, epoch, step)
+        except Exception as error:
+            self._warn(
+                "conclude", f"a step has no conclusions: {describe_error(error)}"
+            )
         rows += time_rows(shares, epoch, step)
         try:
             scalars = scalars_of(
-                rows, self._monitor.scores, self.probes, self._monitor.name
+                rows, self._monitor.describe(), self.probes, self._monitor.name
             )
         except Exception as error:
             self._warn(
@@ -272,17 +275,8 @@ class Session:
         progress.directory = str(directory)
         if not trainer.is_global_zero:
             return None
-        config = {
-            "name": monitor.name,
-            "scores": [s.name for s in monitor.scores],
-            "every_n_epochs": monitor.every_n_epochs,
-            "at_start": monitor.at_start,
-            "solver": monitor.solver,
-            "dtype": monitor.dtype,
-            "seed": monitor.seed,
-        }
         described = describe_run(
-            self.probes, monitor.scores, self._settings, config, module
+            self.probes, monitor.describe(), self._settings, monitor.settled(), module
         )
         changed = _changed(past, described["config"])
         if changed:
@@ -321,14 +315,22 @@ class Session:
             found["solver_used"] = shares[0].solver
         if shares[0].notes:
             found["notes"] = list(shares[0].notes)
-        recorder.append(rows, spectra, found)
+        pictures = merge_pictures(shares, self.probes.index, last.epoch, last.step)
+        recorder.append(rows, spectra, pictures, found)
         self._progress.position = recorder.position
         recorder.publish(trainer.loggers, rows, scalars, spectra)
         if self._pictures_due:
             self._pictures_due = False
             recorder.publish_pictures(trainer.loggers, step=last.step, epoch=last.epoch)
+        if self._monitor.log_images and pictures is not None:
+            recorder.publish_attacks(
+                trainer.loggers, pictures, step=last.step, epoch=last.epoch
+            )
         if self._monitor.verbose:
-            _say(trainer, sentence(rows, self._monitor.scores, self._monitor.noise_std))
+            text = self._monitor.sentence(rows) or sentence(
+                rows, self._monitor.describe(), self._monitor.noise_std
+            )
+            _say(trainer, text)
 
     def _warn_of_failures(self, rows: Sequence[Row], epoch: int) -> None:
         failed = [row for row in rows if row.status.startswith("failed")]

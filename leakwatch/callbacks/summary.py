@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from leakwatch.callbacks.probing import Share
-from leakwatch.callbacks.recording import describe_scores
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import (
     LedgerTable,
@@ -17,7 +16,6 @@ from leakwatch.reporting import (
     summarize,
 )
 from leakwatch.reporting.keys import PREFIX
-from leakwatch.scores import Score
 
 __all__ = ["scalars_of", "sentence", "time_rows"]
 
@@ -39,35 +37,40 @@ def time_rows(shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
 
 
 def scalars_of(
-    rows: Sequence[Row], scores: Sequence[Score], probes: ProbeSet, prefix: str
+    rows: Sequence[Row],
+    described: Mapping[str, Mapping[str, str]],
+    probes: ProbeSet,
+    prefix: str,
 ) -> dict[str, float]:
     """Log key → number for one probe step, the same in every process.
 
     Args:
         rows: of the step, of all processes.
-        scores: what was computed.
+        described: the quantities, from ``describe_scores``.
         probes: the samples.
         prefix: first part of the keys.
     """
     many = len(set(probes.y.tolist())) > _MOST_CLASS_KEYS
     scalars = log_scalars(
         rows,
-        _quantities(scores),
+        _quantities(described),
         probes.class_names,
         per_class=_HEADLINES if many else None,
     )
     return {prefix + k.removeprefix(PREFIX): float(v) for k, v in scalars.items()}
 
 
-def sentence(rows: Sequence[Row], scores: Sequence[Score], noise_std: float) -> str:
+def sentence(
+    rows: Sequence[Row], described: Mapping[str, Mapping[str, str]], noise_std: float
+) -> str:
     """The line that is printed after a probe step.
 
     Args:
         rows: of the step.
-        scores: what was computed.
+        described: the quantities, from ``describe_scores``.
         noise_std: for which the predictions hold.
     """
-    table, quantities = LedgerTable.from_rows(rows), _quantities(scores)
+    table, quantities = LedgerTable.from_rows(rows), _quantities(described)
     last = rows[-1]
     seconds = next(row.value for row in rows if row.quantity == "seconds")
     start = f"leakwatch epoch {last.epoch} (step {last.step}):"
@@ -85,5 +88,5 @@ def sentence(rows: Sequence[Row], scores: Sequence[Score], noise_std: float) -> 
     return f"{start} probed in {seconds:.1f} s"
 
 
-def _quantities(scores: Sequence[Score]) -> dict[str, Quantity]:
-    return quantities_from_metadata({"quantities": describe_scores(scores)})
+def _quantities(described: Mapping[str, Mapping[str, str]]) -> dict[str, Quantity]:
+    return quantities_from_metadata({"quantities": described})

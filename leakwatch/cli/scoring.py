@@ -64,7 +64,7 @@ def audit(options: argparse.Namespace, rest: list[str]) -> None:
     }
     metadata = {
         **describe_run(
-            probes, subject.monitor.scores, settings, config, subject.module
+            probes, subject.monitor.describe(), settings, config, subject.module
         ),
         "solver_used": share.solver,
         "notes": list(share.notes),

@@ -5,6 +5,7 @@ Layout of a run directory::
     run.json                 what the run is and what its quantities mean
     ledger/part-000000.csv   one file per probe step
     spectra/part-000000.npz  eigenvalues of that step, where they were kept
+    attacks/part-000000.npz  reconstructions of that step: private, never uploaded
     probes.npz               pictures of the probes: private, never uploaded
     report.html              written by `leakwatch.reporting.report.write_report`
 """
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Final = 1
 
+# Directories of arrays that belong to a part.
+_BESIDE: Final = ("spectra", "attacks")
 _PART: Final = re.compile(r"part-(\d{6,})\.csv")
 
 
@@ -114,6 +117,7 @@ class RiskLedger:
         self,
         rows: Iterable[Row],
         spectra: Mapping[str, npt.ArrayLike] | None = None,
+        attacks: Mapping[str, npt.ArrayLike] | None = None,
     ) -> int:
         """Write the rows of one probe step, and return the new position.
 
@@ -123,25 +127,32 @@ class RiskLedger:
                 (n_samples, k), ``sample`` and ``class`` of shape (n_samples,),
                 ``epoch``, ``step``, and optionally ``floor`` of shape
                 (n_samples,), the precision below which eigenvalues mean nothing.
+            attacks: Reconstructions to keep: ``sample`` and ``class`` of shape
+                (n_samples,), ``epoch``, ``step``, ``original`` and one array of
+                uint8 pictures per kind of attack. Private, on local disk only.
 
         Raises:
             ValueError: If a status word is unknown or an array holds objects.
             OSError: If the disk refuses; the ledger is then as before.
         """
         table = encode_rows(rows, self.run)
-        arrays = None if spectra is None else encode_arrays(spectra)
+        beside = {
+            kind: None if arrays is None else encode_arrays(arrays)
+            for kind, arrays in (("spectra", spectra), ("attacks", attacks))
+        }
         make_private_directory(self.directory)
         make_private_directory(self.directory / "ledger")
         while self._part(self._position).exists():
             self._position += 1
-        # The CSV part is the commit: spectra go first, and those of a step whose
+        # The CSV part is the commit: arrays go first, and those of a step whose
         # part never came are overwritten or removed by the next append.
-        spectrum = self._spectrum(self._position)
-        if arrays is None:
-            spectrum.unlink(missing_ok=True)
-        else:
-            make_private_directory(spectrum.parent)
-            write_atomically(spectrum, arrays)
+        for kind, content in beside.items():
+            path = self._beside(kind, self._position)
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                make_private_directory(path.parent)
+                write_atomically(path, content)
         write_atomically(self._part(self._position), table)
         self._position += 1
         return self._position
@@ -163,7 +174,8 @@ class RiskLedger:
         for index in sorted(self._parts(), reverse=True):
             if index >= position:
                 self._part(index).unlink()
-                self._spectrum(index).unlink(missing_ok=True)
+                for kind in _BESIDE:
+                    self._beside(kind, index).unlink(missing_ok=True)
         if (self.directory / "ledger").is_dir():
             for leftover in (self.directory / "ledger").glob(".part-*.tmp"):
                 with contextlib.suppress(OSError):
@@ -199,10 +211,11 @@ class RiskLedger:
             )
         for index in sorted(i for i in source._parts() if i < position):
             make_private_directory(self.directory)
-            for old, new in (
-                (source._spectrum(index), self._spectrum(index)),
-                (source._part(index), self._part(index)),
-            ):
+            pairs = [
+                (source._beside(kind, index), self._beside(kind, index))
+                for kind in _BESIDE
+            ]
+            for old, new in [*pairs, (source._part(index), self._part(index))]:
                 if old.is_file():
                     make_private_directory(new.parent)
                     write_atomically(new, old.read_bytes())
@@ -227,14 +240,11 @@ class RiskLedger:
 
     def spectra(self) -> list[Arrays]:
         """Return the arrays of each step that kept its spectra, oldest first."""
-        found: list[Arrays] = []
-        for index in sorted(self._parts()):
-            path = self._spectrum(index)
-            if path.is_file():
-                arrays = self._read_arrays(path)
-                if arrays is not None:
-                    found.append(arrays)
-        return found
+        return self._arrays("spectra")
+
+    def attacks(self) -> list[Arrays]:
+        """Return the reconstructions of each step that kept some, oldest first."""
+        return self._arrays("attacks")
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Write ``run.json``; replaces what was there.
@@ -352,8 +362,17 @@ class RiskLedger:
     def _part(self, index: int) -> Path:
         return self.directory / "ledger" / f"part-{index:06d}.csv"
 
-    def _spectrum(self, index: int) -> Path:
-        return self.directory / "spectra" / f"part-{index:06d}.npz"
+    def _beside(self, kind: str, index: int) -> Path:
+        return self.directory / kind / f"part-{index:06d}.npz"
+
+    def _arrays(self, kind: str) -> list[Arrays]:
+        found: list[Arrays] = []
+        for index in sorted(self._parts()):
+            path = self._beside(kind, index)
+            arrays = self._read_arrays(path) if path.is_file() else None
+            if arrays is not None:
+                found.append(arrays)
+        return found
 
     def _read_arrays(self, path: Path) -> Arrays | None:
         try:

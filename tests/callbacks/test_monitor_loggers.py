@@ -37,7 +37,7 @@ def expected_scalars(
     for row in rows_of(watched):
         found.setdefault((row.epoch, row.step), []).append(row)
     return {
-        moment: scalars_of(rows, watched.scores, watched.probes, watched.name)
+        moment: scalars_of(rows, watched.describe(), watched.probes, watched.name)
         for moment, rows in found.items()
     }
 

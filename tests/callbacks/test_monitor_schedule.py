@@ -254,7 +254,7 @@ def test_two_monitors_of_one_name_are_refused(tmp_path: Path) -> None:
         trainer(tmp_path, monitor(), monitor(seed=4))
     sub = EverySeventh(3, verbose=False)
     run = trainer(tmp_path, monitor(), sub)
-    with pytest.raises(RuntimeError, match=r"two monitors are called 'leakwatch'"):
+    with pytest.raises(RuntimeError, match=r"two callbacks are called 'leakwatch'"):
         run.fit(Tiny(), loader())
 
 
