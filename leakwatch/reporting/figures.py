@@ -39,6 +39,7 @@ def risk_over_epochs(
     worst: int = 4,
     height: int = 420,
     noise_std: float | None = None,
+    floor: float | None = None,
 ) -> Any | None:
     """Draw each quantity over training: median, 5–95 % band, most exposed samples.
 
@@ -49,6 +50,7 @@ def risk_over_epochs(
         worst: How many of the latest step's most exposed samples get a line.
         height: Height in pixels.
         noise_std: Noise that the predictions assume, for the subtitle.
+        floor: PSNR (dB) of a guess without any gradient, drawn as a line.
 
     Returns:
         A plotly figure, with a menu when there is more than one quantity.
@@ -61,7 +63,7 @@ def risk_over_epochs(
     for name in plotting.ordered(table.quantities):
         quantity = describe(name, quantities)
         groups[name], layouts[name] = _risk_traces(
-            table, quantity, class_names, worst=worst
+            table, quantity, class_names, worst=worst, floor=floor
         )
     subtitle = "median and 5–95 % of the watched samples, most exposed samples as lines"
     if noise_std is not None:
@@ -130,6 +132,7 @@ def _risk_traces(
     class_names: Sequence[str] | None,
     *,
     worst: int,
+    floor: float | None,
 ) -> tuple[list[Any], dict[str, Any]]:
     graph = require("plotly.graph_objects", "A figure")
     moments = table.moments_of(quantity.name)
@@ -214,16 +217,22 @@ def _risk_traces(
         **{f"xaxis.{key}": value for key, value in _whole_ticks(x).items()},
         "yaxis.title.text": plotting.axis_title(quantity),
         "yaxis.type": plotting.axis_type(drawn, quantity),
-        "shapes": _rules_of_thumb(quantity) if drawn.size else [],
+        "shapes": _rules_of_thumb(quantity, floor) if drawn.size else [],
         "annotations": _excuse([s.reason for s in summaries if s.used == 0], columns),
     }
     return traces, layout
 
 
-def _rules_of_thumb(quantity: Quantity) -> list[dict[str, Any]]:
-    """Return lines where predicted pictures become recognisable."""
+def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:
+    """Return lines where predicted pictures become recognisable, and the floor."""
     if quantity.name not in HEADLINES:
         return []
+    lines = [
+        (CLEARLY_ABOVE, "clearly recognisable above", "bottom"),
+        (HARDLY_BELOW, "hardly recognisable below", "top"),
+    ]
+    if floor is not None:
+        lines.append((floor, "a guess without any gradient", "top"))
     return [
         {
             "type": "line",
@@ -241,10 +250,7 @@ def _rules_of_thumb(quantity: Quantity) -> list[dict[str, Any]]:
                 "font": {"size": 10, "color": plotting.GREY},
             },
         }
-        for level, words, anchor in (
-            (CLEARLY_ABOVE, "clearly recognisable above", "bottom"),
-            (HARDLY_BELOW, "hardly recognisable below", "top"),
-        )
+        for level, words, anchor in lines
     ]
 
 

@@ -98,6 +98,8 @@ select {
 }
 .band > b { position: absolute; top: 0; bottom: 0; width: 3px; margin-left: -1.5px;
   background: var(--ink); }
+.band > b.guess { width: 0; margin-left: 0; background: none;
+  border-left: 1.5px dashed var(--soft); }
 .scale { position: relative; height: 18px; font-size: 12px; color: var(--soft); }
 .scale span { position: absolute; transform: translateX(-50%); white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: 13px;
@@ -122,6 +124,8 @@ td img, .card > img {
   background: var(--wash); border: 1px solid var(--line); image-rendering: pixelated;
 }
 td img { width: 44px; height: 44px; }
+td img.shot { width: 64px; height: 64px; }
+.pair { display: flex; gap: 8px; align-items: center; }
 td.who { white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.who > div { display: flex; align-items: center; gap: 9px; }
 th button {

@@ -26,6 +26,30 @@ def noise_from_metadata(metadata: Mapping[str, Any]) -> float | None:
     return float(value) if math.isfinite(value) and value >= 0.0 else None
 
 
+def floor_from_metadata(metadata: Mapping[str, Any]) -> float | None:
+    """Return the PSNR (dB) of guessing the mean image, or None where not known.
+
+    Its mean squared error is the pixel variance of the data, R², so it is
+    20 log₁₀(data range / R).
+
+    Example:
+        >>> floor_from_metadata({"config": {"prior_std": 0.1, "data_range": 1.0}})
+        20.0
+    """
+    config = metadata.get("config")
+    if not isinstance(config, Mapping):
+        return None
+    found = [config.get(key) for key in ("prior_std", "data_range")]
+    numbers = [
+        float(v)
+        for v in found
+        if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
+    if len(numbers) < 2 or not all(math.isfinite(v) and v > 0 for v in numbers):
+        return None
+    return 20 * math.log10(numbers[1] / numbers[0])
+
+
 def noise_words(noise_std: float) -> str:
     """Say which noise a prediction assumes.
 

@@ -118,8 +118,18 @@ def cards(
     return f'<div class="cards">{"".join(found)}</div>' if found else ""
 
 
-def strip(headline: Headline | None, class_names: Sequence[str] | None) -> str:
-    """Return the strip on which every sample is a dot on the decibel scale."""
+def strip(
+    headline: Headline | None,
+    class_names: Sequence[str] | None,
+    floor: float | None = None,
+) -> str:
+    """Return the strip on which every sample is a dot on the decibel scale.
+
+    Args:
+        headline: What to show.
+        class_names: By label.
+        floor: PSNR (dB) of a guess without any gradient, where it is known.
+    """
     if headline is None or not headline.summary.used:
         return ""
     column = headline.column
@@ -154,17 +164,27 @@ def strip(headline: Headline | None, class_names: Sequence[str] | None) -> str:
         for mark in (HARDLY_BELOW, CLEARLY_ABOVE)
     )
     median = place(headline.summary.median)
+    guess = least = ""
+    if floor is not None and low < floor < high:
+        guess = (
+            f'<b class="guess" style="left:{place(floor):.2f}%" '
+            f'title="a guess without any gradient: {decibels(floor)}"></b>'
+        )
+        least = (
+            f"<span>thin line: {decibels(floor)}, a guess without any gradient</span>"
+        )
     return (
         '<div class="panel"><div class="head"><div><h3>All watched samples on the '
         f'scale of predicted PSNR</h3><p class="sub">{low:.0f} to {high:.0f} dB, '
         "each dot is a sample, the bar is the median; further right = more exposed"
         '</p></div></div><div class="strip"><div class="band">'
-        f'{zones}{dots}<b style="left:{median:.2f}%" title="median"></b></div>'
+        f'{zones}{dots}<b style="left:{median:.2f}%" title="median"></b>{guess}</div>'
         f'<div class="scale">{marks}</div></div><div class="legend">'
         f'<span>below {HARDLY_BELOW:.0f} dB: <em class="low">hardly recognisable</em>'
         f'</span><span>between: <em class="middle">partly recognisable</em></span>'
         f'<span>above {CLEARLY_ABOVE:.0f} dB: <em class="high">clearly recognisable'
-        "</em></span><span>rules of thumb for small natural pictures</span></div></div>"
+        f"</em></span>{least}<span>rules of thumb for small natural pictures</span>"
+        "</div></div>"
     )
 
 
