@@ -24,7 +24,7 @@ PUBLIC = {
         "cross_entropy",
         "score",
     ],
-    "leakwatch.callbacks": ["LeakageMonitor", "observing"],
+    "leakwatch.callbacks": ["InversionAudit", "LeakageMonitor", "observing"],
     "leakwatch.datamodules": [
         "ArrayDataModule",
         "CIFAR10DataModule",

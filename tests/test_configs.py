@@ -37,6 +37,8 @@ TINY = [
 ]
 TWO = [f"--{MONITOR}.probes=2"]
 ONE = [f"--{MONITOR}.probes=1"]
+# Attacks of a few steps, from random starts.
+SHORT = [*TWO, f"--{MONITOR}.steps=3", f"--{MONITOR}.worst_case=null"]
 SMALL = ["--data.init_args.batch_size=4"]
 # Whole spectra of 32×32 colour pictures take a minute each.
 LARGEST = [f"--{MONITOR}.scores=[lavp_l2_max]", f"--{MONITOR}.solver=lanczos"]
@@ -64,6 +66,14 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "monitor/exact_float64.yaml": (["toy"], TWO),
     "monitor/fast_lanczos.yaml": (["toy"], TWO),
     "monitor/papers_power.yaml": (["toy"], TWO),
+    "attack/inverting_gradients.yaml": (["toy"], SHORT),
+    "attack/dlg.yaml": (["toy"], SHORT),
+    "attack/idlg.yaml": (["toy"], SHORT),
+    # Its prior needs BatchNorm.
+    "attack/gradinversion_bn.yaml": (["toy", "model/resnet8.yaml"], SHORT),
+    "attack/lavp_l2.yaml": (["toy"], SHORT),
+    "attack/lavp_cosine.yaml": (["toy"], SHORT),
+    "attack/gauss_newton.yaml": (["toy"], SHORT),
     "logger/csv.yaml": (["toy"], TWO),
     "logger/wandb_offline.yaml": (["toy"], TWO),
     "logger/wandb_online.yaml": (["toy"], TWO),

@@ -1,6 +1,7 @@
 """Callbacks for a Lightning Trainer."""
 
+from leakwatch.callbacks.audit import InversionAudit
 from leakwatch.callbacks.monitor import LeakageMonitor
 from leakwatch.callbacks.observing import observing
 
-__all__ = ["LeakageMonitor", "observing"]
+__all__ = ["InversionAudit", "LeakageMonitor", "observing"]

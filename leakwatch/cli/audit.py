@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
         ValueError: The checkpoint does not fit the config's model, or the samples
             can't be probed.
     """
-    options, rest = _parser().parse_known_args(argv)
+    options, rest = parser().parse_known_args(argv)
     options.ckpt = Path(options.ckpt).expanduser()
     if not options.ckpt.is_file():
         raise FileNotFoundError(f"there is no checkpoint {options.ckpt}.")
@@ -29,8 +29,9 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options that are not LightningCLI's."""
+    made = argparse.ArgumentParser(
         prog="leakwatch audit",
         description="Score a finished checkpoint once: ledger, report and a table.",
         epilog="All options of `leakwatch fit` are understood as well, --config above "
@@ -39,29 +40,39 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    parser.add_argument(
+    made.add_argument(
         "--ckpt", required=True, help="checkpoint of Lightning, or a saved state_dict"
     )
-    parser.add_argument(
+    add_common(made, "leakwatch-audit beside the checkpoint")
+    return made
+
+
+def add_common(made: argparse.ArgumentParser, where: str) -> None:
+    """Add the options that scoring and attacking a checkpoint share.
+
+    Args:
+        made: Gets them.
+        where: Where the record goes by default.
+    """
+    made.add_argument(
         "--split",
         choices=("train", "val"),
         default="train",
         help="where the samples come from (default: train)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--probes", type=int, help="how many samples (default: as in the config)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--output",
-        help="directory for ledger and report (default: leakwatch-audit beside the "
-        "checkpoint); one that is taken gets a number",
+        help=f"directory for ledger and report (default: {where}); one that is taken "
+        "gets a number",
     )
-    parser.add_argument(
+    made.add_argument(
         "--device", help="such as cpu or cuda (default: as in the config)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--trust",
         action="store_true",
         help="read Python objects in the checkpoint, which can run any code",
     )
-    return parser

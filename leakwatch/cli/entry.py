@@ -21,6 +21,7 @@ from leakwatch.cli.errors import explain
 _COMMANDS: Final = {
     "fit": "train a model and watch what its gradients give away",
     "audit": "score a finished checkpoint once",
+    "attack": "invert gradients under a checkpoint, and compare with its scores",
     "report": "rebuild report.html from a recorded run",
 }
 
@@ -39,6 +40,7 @@ options:
 examples:
   leakwatch fit --config configs/quickstart.yaml
   leakwatch audit --config RUN/config.yaml --ckpt last.ckpt
+  leakwatch attack --config RUN/config.yaml --ckpt last.ckpt
   leakwatch report runs/quickstart/version_0
 
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not

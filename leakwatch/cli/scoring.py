@@ -9,7 +9,12 @@ import torch
 
 from leakwatch.callbacks.observing import observing
 from leakwatch.callbacks.pictures import pictures
-from leakwatch.callbacks.probing import Share, measure_share, merge_spectra
+from leakwatch.callbacks.probing import (
+    Share,
+    merge_pictures,
+    merge_rows,
+    merge_spectra,
+)
 from leakwatch.callbacks.recording import describe_run
 from leakwatch.cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from leakwatch.cli.subject import Subject, SubjectCLI, draw
@@ -23,44 +28,55 @@ from leakwatch.scores import Settings
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def audit(options: argparse.Namespace, rest: list[str]) -> None:
-    """Score a checkpoint as the monitor in its config would have.
+def audit(
+    options: argparse.Namespace,
+    rest: list[str],
+    *,
+    command: str = "audit",
+    kind: type[SubjectCLI] = SubjectCLI,
+) -> None:
+    """Score or attack a checkpoint as the callback in its config would have.
 
     Args:
-        options: Options of ``leakwatch audit``.
+        options: Options of ``leakwatch audit`` or ``leakwatch attack``; without a
+            checkpoint the network is taken as it is initialised.
         rest: Options of LightningCLI: config and what overrides it.
+        command: For messages.
+        kind: What reads the config.
 
     Raises:
         argparse.ArgumentError: ``rest`` or a config can't be understood.
         ValueError: The checkpoint does not fit the config's model, or the samples
             can't be probed.
     """
-    checkpoint = read_checkpoint(options.ckpt, trust=options.trust)
+    checkpoint = None
+    if options.ckpt is not None:
+        checkpoint = read_checkpoint(options.ckpt, trust=options.trust)
     with quiet():
-        cli = SubjectCLI(
+        cli = kind(
             args=rest,
             run=False,
             seed_everything_default=0,
             save_config_callback=None,
             load_from_checkpoint_support=False,
-            parser_kwargs={"prog": "leakwatch audit", "exit_on_error": False},
+            parser_kwargs={"prog": f"leakwatch {command}", "exit_on_error": False},
         )
         subject = cli.subject()
         subject.module.configure_model()
-        load_weights(subject.module, checkpoint)
+        if checkpoint is not None:
+            load_weights(subject.module, checkpoint)
         probes, note = draw(subject, checkpoint, options.split, options.probes)
         for sentence in filter(None, (subject.note, note)):
             print(sentence)
         subject.module.to(_device(options.device, subject.accelerator))
         settings = _settings(subject, probes)
-        share = _measure(subject, probes, settings, checkpoint)
+        moment = (0, 0) if checkpoint is None else (checkpoint.epoch, checkpoint.step)
+        share = _measure(subject, probes, settings, moment)
+    name = "initial weights" if checkpoint is None else checkpoint.path.name
     config = {
-        "checkpoint": checkpoint.path.name,
+        **subject.monitor.settled(),
+        "checkpoint": name,
         "split": options.split,
-        "scores": [score.name for score in subject.monitor.scores],
-        "solver": subject.monitor.solver,
-        "dtype": subject.monitor.dtype,
-        "seed": subject.monitor.seed,
     }
     metadata = {
         **describe_run(
@@ -69,13 +85,14 @@ def audit(options: argparse.Namespace, rest: list[str]) -> None:
         "solver_used": share.solver,
         "notes": list(share.notes),
     }
+    stem = name if checkpoint is None else checkpoint.path.stem
     ledger = RiskLedger(
-        _free(options.output, checkpoint),
-        run=f"{checkpoint.path.stem}, {options.split} samples",
+        _free(options.output, checkpoint, command),
+        run=f"{stem}, {options.split} samples",
     )
-    _record(ledger, metadata, probes, share, checkpoint)
+    _record(ledger, metadata, probes, share, subject, moment)
     print(
-        f"\n{checkpoint.path.name}: {len(probes)} samples of the {options.split} split "
+        f"\n{name}: {len(probes)} samples of the {options.split} split "
         f"in {share.seconds:.1f} s\n\n{score_table(ledger.directory)}\n"
     )
     try:
@@ -96,24 +113,21 @@ def _settings(subject: Subject, probes: ProbeSet) -> Settings:
 
 
 def _measure(
-    subject: Subject, probes: ProbeSet, settings: Settings, checkpoint: Checkpoint
+    subject: Subject, probes: ProbeSet, settings: Settings, moment: tuple[int, int]
 ) -> Share:
     module, monitor = subject.module, subject.monitor
     gradients = GradientMap(module, monitor.criterion, dtype=_DTYPES[monitor.dtype])
     with observing(module):
         gradients.check(probes.x.to(module.device), probes.y.to(module.device))
-    share = measure_share(
+    share = monitor.measure(
         module,
         gradients,
         probes,
-        monitor.scores,
         settings,
-        epoch=checkpoint.epoch,
-        step=checkpoint.step,
+        epoch=moment[0],
+        step=moment[1],
         rank=0,
         world_size=1,
-        solver=monitor.solver,
-        max_memory=monitor.max_memory,
     )
     if share.error:
         raise RuntimeError(f"the samples can't be scored: {share.error}")
@@ -125,21 +139,27 @@ def _record(
     metadata: dict[str, object],
     probes: ProbeSet,
     share: Share,
-    checkpoint: Checkpoint,
+    subject: Subject,
+    moment: tuple[int, int],
 ) -> None:
     ledger.write_metadata(metadata)
     shown = pictures(probes)
     if shown is not None:
         ledger.write_probes(shown, probes.index, probes.y.numpy())
-    epoch, step = checkpoint.epoch, checkpoint.step
-    seconds = Row(epoch, step, None, None, "seconds", share.seconds)
-    spectra = merge_spectra([share], probes.index, epoch, step)
-    ledger.append([*share.rows, seconds], spectra)
+    rows = merge_rows([share], probes.index)
+    rows += subject.monitor.conclude(rows, *moment)
+    seconds = Row(*moment, None, None, "seconds", share.seconds)
+    ledger.append(
+        [*rows, seconds],
+        merge_spectra([share], probes.index, *moment),
+        merge_pictures([share], probes.index, *moment),
+    )
 
 
-def _free(asked: str | None, checkpoint: Checkpoint) -> Path:
+def _free(asked: str | None, checkpoint: Checkpoint | None, command: str) -> Path:
     """A directory that holds nothing yet: an audit never overwrites another."""
-    beside = checkpoint.path.parent / "leakwatch-audit"
+    above = Path() if checkpoint is None else checkpoint.path.parent
+    beside = above / f"leakwatch-{command}"
     path = beside if asked is None else Path(asked).expanduser()
     free, number = path, 0
     while free.exists() and (free.is_file() or any(free.iterdir())):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, cast, final
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks import InversionAudit, LeakageMonitor
+from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.data import training_probes
 from leakwatch.cli.checkpoint import Checkpoint
 from leakwatch.cli.training import ConfiguredCLI
@@ -31,14 +33,19 @@ class Subject:
 
     module: LightningModule
     data: LightningDataModule | LightningModule
-    monitor: LeakageMonitor
+    monitor: ProbeCallback
     accelerator: str
     note: str
 
 
-@final
 class SubjectCLI(ConfiguredCLI):
-    """Builds model, data and monitor of a config, but no trainer and no logger."""
+    """Builds model, data and monitor of a config, but no trainer and no logger.
+
+    Attributes:
+        kind: Which callback's settings apply.
+    """
+
+    kind: type[LeakageMonitor] | type[InversionAudit] = LeakageMonitor
 
     def before_instantiate_classes(self) -> None:
         """Leave out all that a run would need and an audit does not."""
@@ -46,7 +53,7 @@ class SubjectCLI(ConfiguredCLI):
         callbacks = trainer.get("callbacks") or []
         if not isinstance(callbacks, list):
             callbacks = [callbacks]
-        trainer["callbacks"] = [entry for entry in callbacks if _is_monitor(entry)]
+        trainer["callbacks"] = [entry for entry in callbacks if self._fits(entry)]
         trainer["logger"] = False
 
     def instantiate_classes(self) -> None:
@@ -57,23 +64,35 @@ class SubjectCLI(ConfiguredCLI):
         """Return what the config describes."""
         module, data = self.config_init["model"], self.config_init.get("data")
         monitors = self.config_init["trainer"]["callbacks"]
-        note = ""
+        name, note = self.kind.__name__, ""
         if not monitors:
-            note = "The config has no LeakageMonitor; its default settings apply."
+            note = f"The config has no {name}; its default settings apply."
         elif len(monitors) > 1:
-            note = f"The config has {len(monitors)} LeakageMonitors; the first applies."
+            note = f"The config has {len(monitors)} {name}s; the first applies."
         return Subject(
             module=module,
             data=module if data is None else data,
-            monitor=monitors[0] if monitors else LeakageMonitor(),
+            monitor=monitors[0] if monitors else self.kind(),
             accelerator=str(self.config["trainer"].get("accelerator")),
             note=note,
         )
 
+    def _fits(self, entry: Any) -> bool:
+        module, _, name = str(entry["class_path"]).rpartition(".")
+        found = getattr(importlib.import_module(module), name)
+        return isinstance(found, type) and issubclass(found, self.kind)
+
+
+@final
+class AttackCLI(SubjectCLI):
+    """The same for what is to be attacked."""
+
+    kind = InversionAudit
+
 
 def draw(
     subject: Subject,
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | None,
     split: Literal["train", "val"],
     count: int | None,
 ) -> tuple[ProbeSet, str]:
@@ -84,7 +103,7 @@ def draw(
 
     Args:
         subject: The subject; its data is prepared and set up here.
-        checkpoint: What was saved.
+        checkpoint: What was saved; None for a network that was not trained.
         split: Where the samples come from.
         count: How many; None: as the monitor's settings say.
 
@@ -111,7 +130,9 @@ def draw(
         known = cast(
             Any, SimpleNamespace(**{name: getattr(data, name, None) for name in names})
         )
-    state = checkpoint.callbacks.get(monitor.state_key, {})
+    saved = {} if checkpoint is None else checkpoint.callbacks
+    # An attack may ask about a run that was watched, but never attacked.
+    state = saved.get(monitor.state_key) or _of_a_monitor(saved)
     watched = state.get("indices") or [] if split == "train" else []
     probes = training_probes(
         cast(Trainer, SimpleNamespace(train_dataloader=loader, datamodule=known)),
@@ -130,7 +151,8 @@ def draw(
     return probes, ""
 
 
-def _is_monitor(entry: Any) -> bool:
-    module, _, name = str(entry["class_path"]).rpartition(".")
-    found = getattr(importlib.import_module(module), name)
-    return isinstance(found, type) and issubclass(found, LeakageMonitor)
+def _of_a_monitor(states: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key, state in states.items():
+        if key.startswith("LeakageMonitor") and isinstance(state, Mapping):
+            return state
+    return {}

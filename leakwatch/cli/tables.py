@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from leakwatch.reporting import (
     Column,
@@ -49,6 +50,12 @@ def run_table(
         return score_table(run)
     names = class_names_from_metadata(ledger.read_metadata())
     header = ["epoch", "median", "worst", "worst sample"]
+    attacks = [
+        (f"audit/{kind}/psnr", words)
+        for kind, words in (("near", "near attack"), ("random", "random attack"))
+        if f"audit/{kind}/psnr" in table.quantities
+    ]
+    header += [words for _, words in attacks]
     if accuracy is not None:
         header.append(accuracy[0])
     lines, notes = [], []
@@ -61,6 +68,9 @@ def run_table(
             _decibels(summary.worst),
             _worst(summary, column, names),
         ]
+        cells += [
+            _achieved(table.columns.get((moment, quantity))) for quantity, _ in attacks
+        ]
         if accuracy is not None:
             value = accuracy[1].get(moment.epoch, math.nan)
             cells.append(_MISSING if math.isnan(value) else f"{value:.3f}")
@@ -71,6 +81,11 @@ def run_table(
         "Predicted PSNR of an attack on a shared gradient, dB "
         f"(higher = more exposed; {headline.quantity}):"
     )
+    if attacks:
+        title = (
+            "PSNR of attacks on a shared gradient, dB (higher = more exposed): "
+            f"predicted ({headline.quantity}), and the median that attacks achieved:"
+        )
     return "\n".join([title, "", *_align(header, lines), *_indent(notes)])
 
 
@@ -109,6 +124,11 @@ def score_table(run: str | Path) -> str:
         )
     header = ["score", "median", "worst", "worst sample", ""]
     return "\n".join(_align(header, lines))
+
+
+def _achieved(column: Column | None) -> str:
+    known = [] if column is None else [v for v in column.values if math.isfinite(v)]
+    return _decibels(float(median(known)) if known else math.nan)
 
 
 def _decibels(value: float) -> str:

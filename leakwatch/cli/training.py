@@ -18,7 +18,7 @@ from lightning.pytorch.cli import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.cli.tables import run_table
 
 _DATA = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
@@ -149,7 +149,7 @@ def recorded_runs(trainer: Trainer) -> list[Path]:
     monitors: list[Any] = [
         callback
         for callback in trainer.callbacks  # type: ignore[attr-defined]
-        if isinstance(callback, LeakageMonitor)
+        if isinstance(callback, ProbeCallback)
     ]
     found = [Path(m.run_directory) for m in monitors if m.run_directory is not None]
     return [directory for directory in found if directory.is_dir()]
@@ -177,7 +177,8 @@ def _summarize(
     runs = recorded_runs(trainer)
     if not runs:
         print(
-            "\nNothing was watched: trainer.callbacks has no LeakageMonitor; add "
+            "\nNothing was watched: trainer.callbacks has no LeakageMonitor and no "
+            "InversionAudit; add "
             "--config configs/monitor/default.yaml."
         )
     for directory in runs:

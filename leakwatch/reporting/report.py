@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from leakwatch.reporting import (
+    attack_section,
     notices_section,
     sample_section,
     summary_section,
@@ -27,6 +28,7 @@ from leakwatch.reporting.quantities import (
     quantities_from_metadata,
 )
 from leakwatch.reporting.run_facts import (
+    floor_from_metadata,
     model_from_metadata,
     noise_from_metadata,
     notes_from_metadata,
@@ -73,19 +75,29 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
     metadata = ledger.read_metadata()
     quantities = quantities_from_metadata(metadata)
     names = class_names_from_metadata(metadata)
-    table = LedgerTable.from_rows(ledger.rows())
+    everything = LedgerTable.from_rows(ledger.rows())
+    # Attacks have a section of their own; tables of scores stay readable.
+    table = everything.where(lambda name: not name.startswith("audit/"))
     spectra = ledger.spectra()
     pictures = _pictures(ledger)
     headline = find_headline(table)
     noise = noise_from_metadata(metadata)
+    floor = floor_from_metadata(metadata)
     model = model_from_metadata(metadata)
     title = model or ledger.run or "training run"
     run = ledger.run if model else ""
     sections = {
+        "attacks": (
+            "What attacks achieved",
+            attack_section.attack_section(everything, ledger.attacks(), names),
+        ),
         "training": (
             "During training",
             figure_panel(
-                "fig-risk", risk_over_epochs(table, quantities, names, noise_std=noise)
+                "fig-risk",
+                risk_over_epochs(
+                    table, quantities, names, noise_std=noise, floor=floor
+                ),
             ),
         ),
         "classes": (
@@ -103,7 +115,7 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
             _spectrum(spectra),
         ),
         "time": ("Cost", figure_panel("fig-time", time_spent(table))),
-        "glossary": ("Glossary", text_sections.glossary(table, quantities)),
+        "glossary": ("Glossary", text_sections.glossary(everything, quantities)),
         "limits": ("What these numbers do not say", text_sections.limits()),
         "about": ("About this run", text_sections.about(metadata, table)),
     }
@@ -141,7 +153,7 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
 <main>
 {summary_section.lead(headline, noise) if table.moments else _NOTHING}
 {summary_section.cards(table, headline, names, pictures)}
-{summary_section.strip(headline, names)}
+{summary_section.strip(headline, names, floor)}
 {notices}
 <noscript><div class="notice">The figures need JavaScript, which is switched off;
 the tables do not.</div></noscript>

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self, final
 
@@ -102,6 +102,15 @@ class LedgerTable:
     def of(cls, rows: Iterable[Row] | LedgerTable) -> LedgerTable:
         """Return a table as it is, and sort rows into one."""
         return rows if isinstance(rows, LedgerTable) else cls.from_rows(rows)
+
+    def where(self, keep: Callable[[str], bool]) -> LedgerTable:
+        """Return the quantities of whose names ``keep`` is true, at all moments."""
+        return LedgerTable(
+            moments=self.moments,
+            quantities=tuple(filter(keep, self.quantities)),
+            columns={key: c for key, c in self.columns.items() if keep(key[1])},
+            run_level={key: r for key, r in self.run_level.items() if keep(key[1])},
+        )
 
     def moments_of(self, quantity: str) -> tuple[Moment, ...]:
         """Return the moments at which a quantity was measured, oldest first."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.reporting import RiskLedger, Row
 
 CLASSES = 3
@@ -125,16 +126,16 @@ def fit(
     return run
 
 
-def rows_of(watched: LeakageMonitor) -> list[Row]:
+def rows_of(watched: ProbeCallback) -> list[Row]:
     assert watched.run_directory is not None
     return RiskLedger.open(watched.run_directory).rows()
 
 
-def moments_of(watched: LeakageMonitor) -> list[tuple[int, int]]:
+def moments_of(watched: ProbeCallback) -> list[tuple[int, int]]:
     return list(dict.fromkeys((row.epoch, row.step) for row in rows_of(watched)))
 
 
-def record_of(watched: LeakageMonitor) -> list[tuple[Any, ...]]:
+def record_of(watched: ProbeCallback) -> list[tuple[Any, ...]]:
     """The ledger without times, in a form that compares NaN as equal."""
     return [
         (r.epoch, r.step, r.sample, r.label, r.quantity, repr(r.value), r.status)

@@ -1,0 +1,48 @@
+"""Gradient inversion: what a server could rebuild from the gradient that it is given.
+
+An attack starts at images of its own and changes them until they would share the same
+gradient. Its result says how far it came (:class:`Reconstruction`): a gradient that
+was not matched shows that this attack failed, never that the sample is safe.
+
+Names are imported at first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leakwatch.attacks.pixels import PixelScale
+    from leakwatch.attacks.protocol import Attack, Progress
+    from leakwatch.attacks.result import Reconstruction
+    from leakwatch.attacks.sharing import SharedGradient
+    from leakwatch.attacks.starts import Start
+
+__all__ = [
+    "Attack",
+    "PixelScale",
+    "Progress",
+    "Reconstruction",
+    "SharedGradient",
+    "Start",
+]
+
+_HOME = {
+    "Attack": "protocol",
+    "PixelScale": "pixels",
+    "Progress": "protocol",
+    "Reconstruction": "result",
+    "SharedGradient": "sharing",
+    "Start": "starts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"leakwatch.attacks.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'leakwatch.attacks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

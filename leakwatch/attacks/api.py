@@ -1,0 +1,194 @@
+"""An attack in one call."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from leakwatch.attacks import presets
+from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.protocol import Attack, Progress
+from leakwatch.attacks.result import Reconstruction
+from leakwatch.attacks.sharing import Perturbation, SharedGradient
+from leakwatch.attacks.starts import Start, StartKind
+from leakwatch.gradients import Criterion, GradientMap
+
+__all__ = ["attack"]
+
+
+def attack(
+    module: nn.Module,
+    x: Float[Tensor, "n ..."],
+    y: Int[Tensor, " n"],
+    preset: str | Attack = "inverting-gradients",
+    *,
+    start: StartKind | Start | None = None,
+    radius: float = 0.1,
+    steps: int | None = None,
+    restarts: int | None = None,
+    labels: Literal["known", "inferred"] = "known",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    data_range: float | None = None,
+    noise_std: float = 0.0,
+    perturb: Perturbation | None = None,
+    images: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    criterion: Criterion | None = None,
+    time_limit: float | None = None,
+    progress: bool | Progress = False,
+    **overrides: object,
+) -> Reconstruction:
+    """Shares the gradients of these samples, and rebuilds the samples from them.
+
+    Every sample, or every ``images`` successive ones, is one target; all targets and
+    restarts are attacked at once.
+
+    Args:
+        module: the network, on any device; left as it was. ``forward(x)`` gives logits,
+            unless ``criterion`` says otherwise.
+        x: true samples, network-input units: they make the gradients, and nothing else
+            of them reaches the attack unless ``start`` is ``"near"``.
+        y: their class indices.
+        preset: a published attack by name (``"dlg"``, ``"idlg"``,
+            ``"inverting-gradients"``, ``"gradinversion-bn"``, ``"lavp-l2"``,
+            ``"lavp-cosine"``), or an attack object.
+        start: ``"normal"``, ``"uniform"``, ``"zeros"``, ``"near"``, or a
+            :class:`Start`. Default: the preset's.
+        radius: distance of each element of a near start from the truth, network-input
+            units.
+        steps: gradient evaluations per attack. Default: the preset's, mostly fewer than
+            published.
+        restarts: tries per target. Default: the preset's.
+        labels: whether the attacker knows them, or infers them from the gradient.
+        mean: per channel mean of the normalisation that made ``x``.
+        std: per channel standard deviation of it. With both, images are kept in pixel
+            range [0, 1].
+        data_range: largest pixel value, the smallest being 0; with it images are kept
+            in that range. Without it and without mean and std there is no box.
+        noise_std: standard deviation of the Gaussian noise that is added to each entry
+            of the shared gradients.
+        perturb: a defense, applied before the noise.
+        images: samples in each target.
+        seed: of the starts and the noise.
+        dtype: arithmetic. float32 ends at about 1e-6 of the gradient; float64 goes on.
+        criterion: ``criterion(module, x, y)`` → one loss per sample.
+        time_limit: seconds, for the whole attack.
+        progress: ``True`` for a line on stderr, or a callable, see
+            :data:`leakwatch.attacks.protocol.Progress`.
+        overrides: other settings of the preset, such as ``lr``, ``tv``, ``distance``,
+            ``signed``; see :class:`leakwatch.attacks.first_order.FirstOrder`.
+
+    Returns:
+        The best images, with a status for each target.
+
+    Raises:
+        ValueError: for bad arguments: an unknown preset or setting, labels out of
+            range, samples that can't be divided into targets.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 6),
+        ...                           torch.nn.Sigmoid(), torch.nn.Linear(6, 3))
+        >>> x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 2])
+        >>> found = attack(net, x, y, "lavp-l2", steps=20, data_range=1.0)
+        >>> found.images.shape, found.restart_loss.shape
+        (torch.Size([2, 1, 3, 3]), torch.Size([3, 2]))
+    """
+    chosen = presets.get(preset) if isinstance(preset, str) else None
+    engine = _configured(chosen.attack if chosen else preset, steps, overrides)
+    if labels not in ("known", "inferred"):
+        raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")
+    gradients = GradientMap(module, criterion, dtype=dtype)
+    gradients.check(x, y)
+    device = next(gradients.module.parameters()).device
+    x, y = x.detach().to(device), y.to(device)
+    shared = SharedGradient.of(
+        gradients,
+        x,
+        y,
+        images=images,
+        noise_std=noise_std,
+        generator=torch.Generator().manual_seed(seed),
+        perturb=perturb,
+    )
+    if labels == "inferred":
+        shared = shared.without_labels()
+    kind = start if start is not None else (chosen.start if chosen else "normal")
+    if not isinstance(kind, Start):
+        kind = Start.near(x, radius) if kind == "near" else Start(kind)
+    pixels = _pixels(mean, std, data_range)
+    if restarts is None:
+        restarts = chosen.restarts if chosen else 1
+    line = _Line() if progress is True else None
+    try:
+        return engine.run(
+            gradients,
+            shared,
+            pixels=pixels,
+            start=kind,
+            seed=seed,
+            restarts=restarts,
+            time_limit=time_limit,
+            progress=line if isinstance(progress, bool) else progress,
+        )
+    finally:
+        if line is not None:
+            line.end()
+
+
+def _configured(
+    engine: object, steps: int | None, overrides: dict[str, object]
+) -> Attack:
+    changes = dict(overrides) if steps is None else {"steps": steps, **overrides}
+    if isinstance(engine, FirstOrder):
+        return engine.changed(**changes)
+    if not hasattr(engine, "run"):
+        raise TypeError(
+            f"preset must be the name of one or an attack with a run method, got a "
+            f"{type(engine).__name__}."
+        )
+    if not changes:
+        return engine  # type: ignore[return-value]
+    change = getattr(engine, "changed", None)
+    if change is None:
+        raise ValueError(
+            f"settings {', '.join(changes)} can't be changed here for a "
+            f"{type(engine).__name__}; give them to its constructor."
+        )
+    changed: Attack = change(**changes)
+    return changed
+
+
+def _pixels(
+    mean: Sequence[float] | None, std: Sequence[float] | None, high: float | None
+) -> PixelScale:
+    if mean is None and std is None and high is None:
+        return PixelScale.unknown()
+    return PixelScale(mean, std, 0.0, 1.0 if high is None else high)
+
+
+class _Line:
+    """Progress as one line on stderr that is written over."""
+
+    def __init__(self) -> None:
+        self._written = False
+
+    def __call__(self, done: int, total: int, best: float) -> None:
+        known = f"{best:.3g}" if math.isfinite(best) else "none yet"
+        text = f"attack: step {done}/{total}, best distance {known} (median)"
+        print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+        self._written = True
+
+    def end(self) -> None:
+        """Leaves the line."""
+        if self._written:
+            print(file=sys.stderr)

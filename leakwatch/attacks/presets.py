@@ -1,0 +1,219 @@
+"""The published attacks by the names that the field knows them by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks.priors import Priors
+from leakwatch.attacks.protocol import Attack
+from leakwatch.attacks.starts import StartKind
+
+__all__ = ["Preset", "available", "get", "register"]
+
+
+@final
+@dataclass(frozen=True)
+class Preset:
+    """An attack as it was published.
+
+    Attributes:
+        attack: its settings; ``attack.name`` is the preset's name.
+        start: where it begins.
+        restarts: how often, the best taken.
+        source: the paper.
+        differs: where this differs from what was published, and why.
+    """
+
+    attack: Attack
+    start: StartKind
+    restarts: int
+    source: str
+    differs: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is asked for by."""
+        return self.attack.name
+
+
+_PRESETS: dict[str, Preset] = {}
+
+
+def register(preset: Preset) -> Preset:
+    """Makes an attack available by name.
+
+    Args:
+        preset: the attack.
+
+    Returns:
+        The same preset.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+    if preset.name in _PRESETS:
+        raise ValueError(
+            f"an attack named {preset.name!r} is registered already; choose another "
+            f"name."
+        )
+    _PRESETS[preset.name] = preset
+    return preset
+
+
+def available() -> tuple[str, ...]:
+    """Names of all presets."""
+    return tuple(_PRESETS)
+
+
+def get(name: str) -> Preset:
+    """The preset of that name.
+
+    Args:
+        name: for instance ``"inverting-gradients"``.
+
+    Returns:
+        The preset.
+
+    Raises:
+        ValueError: if there is none; lists those that there are.
+
+    Example:
+        >>> get("lavp-l2").restarts
+        3
+    """
+    if name not in _PRESETS:
+        raise ValueError(f"unknown attack {name!r}; choose from {', '.join(_PRESETS)}.")
+    return _PRESETS[name]
+
+
+DLG = register(
+    Preset(
+        FirstOrder(
+            name="dlg",
+            distance="l2",
+            optimizer="lbfgs",
+            lr=1.0,
+            schedule="constant",
+            steps=1000,
+            box=False,
+            joint_labels=True,
+        ),
+        start="normal",
+        restarts=1,
+        source="Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019",
+        differs="Published: 300 iterations of up to 20 evaluations each; here a step "
+        "is one evaluation, and the line search is one (torch's default takes fixed "
+        "steps). L2 with the factor ½.",
+    )
+)
+"""Image and label together, squared distance, L-BFGS with lr 1, N(0, 1) starts."""
+
+IDLG = register(
+    Preset(
+        FirstOrder(
+            name="idlg",
+            distance="l2",
+            optimizer="lbfgs",
+            lr=1.0,
+            schedule="constant",
+            steps=1000,
+            box=False,
+            label_method="sign",
+        ),
+        start="normal",
+        restarts=1,
+        source="Zhao, Mopuri, Bilen: iDLG, arXiv:2001.02610 (2020)",
+        differs="As for dlg. The sign rule is used when labels are not given.",
+    )
+)
+"""The label by the sign of the last layer's gradient, then as DLG."""
+
+INVERTING_GRADIENTS = register(
+    Preset(
+        FirstOrder(
+            name="inverting-gradients",
+            distance="cosine",
+            optimizer="adam",
+            lr=0.1,
+            signed=True,
+            schedule="step",
+            steps=2000,
+            priors=Priors(tv=1e-4),
+            box=True,
+        ),
+        start="normal",
+        restarts=1,
+        source="Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS "
+        "2020",
+        differs="Published: 24,000 steps; total variation 1e-1 (ImageNet) to 1e-4 "
+        "(CIFAR-10, single images).",
+    )
+)
+"""Cosine distance, total variation, signed Adam with step decay, box."""
+
+GRADINVERSION_BN = register(
+    Preset(
+        FirstOrder(
+            name="gradinversion-bn",
+            distance="l2",
+            optimizer="adam",
+            lr=0.1,
+            schedule="cosine",
+            steps=2000,
+            priors=Priors(tv=1e-4, l2=1e-6, batch_norm=0.1),
+            box=True,
+            label_method="auto",
+        ),
+        start="normal",
+        restarts=1,
+        source="Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov: See through Gradients, "
+        "CVPR 2021",
+        differs="Published: 20,000 steps, group consistency between restarts, and "
+        "noise on the pixels, which are left out; statistics are the running ones.",
+    )
+)
+"""Squared distance with BatchNorm statistics, total variation and norm."""
+
+LAVP_L2 = register(
+    Preset(
+        FirstOrder(
+            name="lavp-l2",
+            distance="l2",
+            optimizer="adam",
+            lr=0.1,
+            schedule="step",
+            steps=1000,
+            priors=Priors(tv=1e-6),
+            relative=True,
+            box=True,
+        ),
+        start="normal",
+        restarts=3,
+        source="Kim et al.: LAVP, Loss-Aware Vulnerability Proxy, 2024",
+        differs="The paper names Adam, total variation and the best of three seeds, "
+        "but no weights, steps or lr.",
+    )
+)
+"""Squared distance, Adam, total variation, best of three."""
+
+LAVP_COSINE = register(
+    Preset(
+        FirstOrder(
+            name="lavp-cosine",
+            distance="cosine",
+            optimizer="adam",
+            lr=0.1,
+            schedule="step",
+            steps=1000,
+            priors=Priors(tv=1e-6),
+            box=True,
+        ),
+        start="normal",
+        restarts=3,
+        source="Kim et al.: LAVP, Loss-Aware Vulnerability Proxy, 2024",
+        differs="As for lavp-l2.",
+    )
+)
+"""Cosine distance, Adam, total variation, best of three."""

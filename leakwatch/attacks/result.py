@@ -1,0 +1,69 @@
+"""What an attack returns: images together with how well they match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from leakwatch.status import Status
+
+__all__ = ["Reconstruction"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """Reconstructed samples, detached, on the device of the gradients.
+
+    Attributes:
+        images: of the best restart, network-input units: ``(targets, *sample)`` for
+            single attacks, ``(targets, images, *sample)`` for joint ones. Always
+            finite.
+        labels: used or inferred, ``(targets,)`` or ``(targets, images)``.
+        loss: the matching distance that the best restart reached, without priors,
+            float64; infinite where no restart had a finite one.
+        relative: ‖g(x) − g*‖/‖g*‖ at ``images``, float64: the same measure for every
+            attack, whatever it minimised.
+        status: per target. ``ok``: the gradient was matched. ``not converged``: it
+            was not, or the time was over; the reason says what failed. ``failed``: an
+            error. None of them says that a sample is safe.
+        iterations: optimiser steps used by the best restart.
+        restart_images: of each restart, always with the dimension of images:
+            ``(restarts, targets, images, *sample)``.
+        restart_loss: its matching distance, float64.
+        seconds: wall-clock time of the whole attack.
+        attack: name of the preset or attack.
+        start: name of the start: ``"normal"``, ``"near"``, …
+        practical: whether the start is one that an attacker can have; ``False`` for
+            starts near the truth, which belong to the worst case.
+        history: matching distance of the current images over time, at checks that are
+            evenly spaced over the planned steps; the last value known is repeated for
+            attacks that had ended. ``None`` when not recorded.
+    """
+
+    images: Float[Tensor, "targets ..."]
+    labels: Int[Tensor, "targets ..."]
+    loss: Float[Tensor, " targets"]
+    relative: Float[Tensor, " targets"]
+    status: tuple[Status, ...]
+    iterations: Int[Tensor, " targets"]
+    restart_images: Float[Tensor, "restarts targets images ..."]
+    restart_loss: Float[Tensor, "restarts targets"]
+    seconds: float
+    attack: str
+    start: str
+    practical: bool = True
+    history: Float[Tensor, "checks restarts targets"] | None = None
+
+    @property
+    def best_restart(self) -> Int[Tensor, " targets"]:
+        """Which restart was returned, by its matching distance."""
+        return self.restart_loss.argmin(0)
+
+    @property
+    def matched(self) -> tuple[bool, ...]:
+        """Per target, whether the gradient was matched (status ``ok``)."""
+        return tuple(s.word == "ok" for s in self.status)

@@ -1,0 +1,286 @@
+"""InversionAudit: what attacks really rebuild, and whether the scores foresaw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from leakwatch.attacks import Attack, presets
+from leakwatch.callbacks.arguments import check_integer, check_number
+from leakwatch.callbacks.auditing import Audit, Kind, attack_probes, quantities
+from leakwatch.callbacks.base import ProbeCallback
+from leakwatch.callbacks.conclusions import conclusions, sentence
+from leakwatch.callbacks.probing import Share, measure_share
+from leakwatch.callbacks.recording import describe_scores
+from leakwatch.gradients import GradientMap
+from leakwatch.probes import ProbeSet
+from leakwatch.quality import check_metrics
+from leakwatch.reporting import Row
+from leakwatch.scores import Settings
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+
+__all__ = ["InversionAudit"]
+
+_METRICS = ("mse", "psnr", "ssim")
+
+
+class InversionAudit(ProbeCallback):
+    """Attacks fixed training samples every N epochs and compares with their scores.
+
+    A score that nobody checks is a belief. At each audit every chosen probe's gradient
+    is computed as a client would share it, and inverted twice: by a *worst-case*
+    attack that starts beside the true sample, which is what I²F and the Bayesian score
+    speak of, and by a *practical* attack that starts at noise, which is what an
+    attacker can do today. Both are told apart in every key, table and picture.
+
+    Recorded are the quality of each reconstruction, how far the gradient was matched, a
+    verdict, the best constant image and the mean image as baselines, the scores, and
+    the rank correlation of every score with what the attacks achieved. An attack that
+    did not match the gradient is inconclusive: that is its status, not safety.
+
+    Everything else is as in :class:`leakwatch.callbacks.LeakageMonitor`: training is
+    left alone, failures become statuses, pictures stay on local disk.
+
+    Args:
+        probes: the samples to audit, or how many to draw from the training data.
+        attack: the practical attack: a preset such as ``"inverting-gradients"``, an
+            attack object, or ``None`` for none. See ``leakwatch.attacks``.
+        worst_case: the attack from a near start, as ``attack``.
+        steps: of the practical attack; default: the preset's.
+        restarts: of the practical attack; default: the preset's.
+        radius: of the near start, x* + radius · sign(N), network-input units.
+        samples: how many of the probes to attack, evenly by class; ``None`` for all.
+        scores: names or groups of scores to compare with.
+        metrics: of quality: ``"mse"``, ``"rmse"``, ``"psnr"``, ``"ssim"``,
+            ``"lpips_vgg"``, ``"lpips_alex"``, ``"lpips_squeeze"``, ``"fsim"``.
+        perturb: a defense that acts on the gradients, ``(n, d_θ)`` → what is shared.
+        time_limit: seconds that one kind of attack may take at one audit, in each
+            process; ``None`` for no limit.
+        every_n_epochs: how often; for other schedules override ``should_probe``.
+        at_start: also before the first training step.
+        noise_std: standard deviation of Gaussian noise that is added to the gradients
+            which are attacked, and for which the scores hold.
+        epsilon: as in the monitor, like all that follow.
+        prior_std: of the scores and of attacks that use a Gaussian prior.
+        data_range: peak of the PSNR.
+        mean: of the normalisation.
+        std: of the normalisation.
+        target_psnr: for the score ``noise_std_for_psnr``.
+        criterion: one loss per sample.
+        solver: of the scores.
+        dtype: of the scores and of first-order attacks.
+        max_memory: MiB for the Jacobian of one sample.
+        seed: of probes, noise and starts.
+        directory: of the ledger and the report.
+        report: write ``report.html`` when training ends.
+        log_images: send originals and reconstructions to remote loggers.
+        verbose: print a line after each audit.
+        name: first part of all log keys, and of the directory.
+
+    Raises:
+        TypeError: for arguments of the wrong kind.
+        ValueError: for values out of range; unknown attacks, scores or metrics.
+        RuntimeError: as the monitor.
+
+    Example:
+        >>> from leakwatch.callbacks import InversionAudit
+        >>> audit = InversionAudit(attack="inverting-gradients", steps=300,
+        ...                        samples=8, every_n_epochs=25)
+    """
+
+    def __init__(
+        self,
+        probes: ProbeSet | int = 32,
+        attack: str | Attack | None = "inverting-gradients",
+        worst_case: str | Attack | None = "gauss-newton",
+        *,
+        steps: int | None = None,
+        restarts: int | None = None,
+        radius: float = 0.01,
+        samples: int | None = None,
+        scores: Sequence[str] = ("lavp", "i2f"),
+        metrics: Sequence[str] = _METRICS,
+        perturb: Callable[[Tensor], Tensor] | None = None,
+        time_limit: float | None = None,
+        every_n_epochs: int = 1,
+        at_start: bool = False,
+        noise_std: float = 1e-4,
+        epsilon: float = 0.0,
+        prior_std: float | None = None,
+        data_range: float | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        target_psnr: float = 20.0,
+        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+        solver: str = "auto",
+        dtype: str = "float32",
+        max_memory: float = DEFAULT_MAX_MEMORY,
+        seed: int = 0,
+        directory: str | None = None,
+        report: bool = True,
+        log_images: bool = False,
+        verbose: bool = True,
+        name: str = "leakwatch-audit",
+    ) -> None:
+        super().__init__(
+            probes,
+            scores,
+            every_n_epochs=every_n_epochs,
+            at_start=at_start,
+            noise_std=noise_std,
+            epsilon=epsilon,
+            prior_std=prior_std,
+            data_range=data_range,
+            mean=mean,
+            std=std,
+            target_psnr=target_psnr,
+            criterion=criterion,
+            solver=solver,
+            dtype=dtype,
+            max_memory=max_memory,
+            seed=seed,
+            directory=directory,
+            report=report,
+            log_images=log_images,
+            verbose=verbose,
+            name=name,
+        )
+        if perturb is not None and not callable(perturb):
+            raise TypeError(
+                "perturb must be a function from gradients (n, d_θ) to what is shared, "
+                f"got {type(perturb).__name__}."
+            )
+        attacks: dict[Kind, Attack] = {}
+        tries = 1
+        if worst_case is not None:
+            attacks["near"], _ = _attack("worst_case", worst_case)
+        if attack is not None:
+            attacks["random"], tries = _attack("attack", attack, steps)
+        if not attacks:
+            raise ValueError(
+                "attack and worst_case are both None, so there is nothing to audit; "
+                "for instance attack='inverting-gradients'."
+            )
+        if steps is not None:
+            check_integer("steps", steps, example=300, smallest=1)
+        if restarts is not None:
+            check_integer("restarts", restarts, example=3, smallest=1)
+        if samples is not None:
+            check_integer("samples", samples, example=8, smallest=1)
+        self.audit = Audit(
+            attacks,
+            samples,
+            restarts or tries,
+            check_number("radius", radius, example=0.01),
+            self.noise_std,
+            perturb,
+            check_metrics(metrics),
+            None
+            if time_limit is None
+            else check_number("time_limit", time_limit, example=60.0),
+            self.seed,
+        )
+
+    def measure(
+        self,
+        module: LightningModule,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        *,
+        epoch: int,
+        step: int,
+        rank: int,
+        world_size: int,
+    ) -> Share:
+        """Scores and attacks this process's part of the probes; raises no error."""
+        share = measure_share(
+            module,
+            gradients,
+            probes,
+            self.scores,
+            settings,
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            solver=self.solver,
+            max_memory=self.max_memory,
+        )
+        attack_probes(
+            module,
+            gradients,
+            probes,
+            settings,
+            self.audit,
+            share,
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+        )
+        return share
+
+    def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
+        """Shares of matched and recovered samples, and correlations with the scores."""
+        predictors = [*(score.name for score in self.scores), "image_std", "image_tv"]
+        return conclusions(
+            rows,
+            predictors,
+            list(self.audit.attacks),
+            self.audit.metrics,
+            epoch=epoch,
+            step=step,
+        )
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Unit, direction, meaning and source of each quantity."""
+        return {**describe_scores(self.scores), **quantities(self.audit)}
+
+    def sentence(self, rows: Sequence[Row]) -> str | None:
+        """What the attacks achieved, in one line."""
+        return sentence(rows, list(self.audit.attacks))
+
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        audit = self.audit
+        return {
+            "name": self.name,
+            "scores": [s.name for s in self.scores],
+            "attacks": {kind: attack.name for kind, attack in audit.attacks.items()},
+            "metrics": list(audit.metrics),
+            "restarts": audit.restarts,
+            "radius": audit.radius,
+            "samples": audit.samples,
+            "defense": None if audit.perturb is None else _name(audit.perturb),
+            "every_n_epochs": self.every_n_epochs,
+            "at_start": self.at_start,
+            "solver": self.solver,
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _attack(argument: str, given: Any, steps: int | None = None) -> tuple[Attack, int]:
+    """The attack, and how many tries from random starts it takes by default."""
+    if isinstance(given, str):
+        preset = presets.get(given)
+        engine: Any = preset.attack
+        return engine if steps is None else engine.changed(steps=steps), preset.restarts
+    if not callable(getattr(given, "run", None)) or not hasattr(given, "name"):
+        raise TypeError(
+            f"{argument} must be the name of a preset, an attack object or None, got "
+            f"{type(given).__name__}; for instance {argument}='inverting-gradients'."
+        )
+    if steps is not None:
+        raise ValueError(
+            f"steps={steps} is for presets; {argument} is an object with its own."
+        )
+    return given, 1

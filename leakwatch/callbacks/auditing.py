@@ -1,0 +1,386 @@
+"""One audit step: scores of the probes, attacks on them, and how good these were."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from leakwatch.attacks import Attack, PixelScale, Reconstruction, SharedGradient, Start
+from leakwatch.attacks.starts import stream
+from leakwatch.callbacks.observing import observing
+from leakwatch.callbacks.pictures import to_pictures
+from leakwatch.callbacks.probing import Share, device_of
+from leakwatch.gradients import GradientMap
+from leakwatch.probes import ProbeSet
+from leakwatch.quality import METRICS, best_constant, quality
+from leakwatch.reporting import Row
+from leakwatch.reporting.words import CLEARLY_ABOVE, HARDLY_BELOW
+from leakwatch.scores import Settings
+from leakwatch.status import OK, Status, describe_error
+
+__all__ = ["Audit", "Kind", "attack_probes", "chosen", "quantities"]
+
+Kind: TypeAlias = Literal["near", "random"]
+
+#: Where an attack of each kind starts, for readers.
+STARTS: Final[dict[Kind, str]] = {
+    "near": "worst case: the attack starts beside the true sample",
+    "random": "practical: the attack starts at noise",
+}
+
+#: dB by which an attack must beat the best image of one colour to show anything.
+_BEYOND_CONSTANT: Final = 3.0
+
+
+@final
+@dataclass(frozen=True)
+class Audit:
+    """How probes are attacked.
+
+    Attributes:
+        attacks: kind of start → attack.
+        samples: how many probes to attack, evenly by class; ``None`` for all.
+        restarts: tries from random starts; a near start gets one.
+        radius: of near starts, network-input units.
+        noise_std: Gaussian noise that the attacked gradients carry.
+        perturb: a defense, ``(targets, d_θ)`` → what is shared; before the noise.
+        metrics: of the quality.
+        time_limit: seconds for each kind of attack; ``None`` for no limit.
+        seed: of noise and starts.
+    """
+
+    attacks: dict[Kind, Attack]
+    samples: int | None
+    restarts: int
+    radius: float
+    noise_std: float
+    perturb: Callable[[Tensor], Tensor] | None
+    metrics: tuple[str, ...]
+    time_limit: float | None
+    seed: int
+
+
+def quantities(audit: Audit) -> dict[str, dict[str, str]]:
+    """What is recorded for each attacked sample: unit, direction, meaning, source."""
+    found: dict[str, dict[str, str]] = {}
+
+    def add(name: str, unit: str, direction: str, meaning: str, source: str) -> None:
+        found[name] = {
+            "unit": unit,
+            "direction": direction,
+            "meaning": meaning,
+            "source": source,
+        }
+
+    for kind, attack in audit.attacks.items():
+        where = f"{attack.name}, {STARTS[kind]}"
+        for name in audit.metrics:
+            metric = METRICS[name]
+            better = "more" if metric.higher_is_better else "less"
+            add(
+                f"audit/{kind}/{name}",
+                metric.unit,
+                f"higher = {better} exposed",
+                f"{metric.meaning} ({where})",
+                metric.source,
+            )
+        add(
+            f"audit/{kind}/match",
+            "",
+            "",
+            f"‖g(x) − g*‖/‖g*‖ at the reconstruction: how far it came ({where})",
+            "",
+        )
+        add(
+            f"audit/{kind}/verdict",
+            "",
+            "higher = more exposed",
+            f"1 recovered (PSNR of {CLEARLY_ABOVE:g} dB or more), 0.5 partly "
+            f"({HARDLY_BELOW:g} dB or more), 0 not although the gradient was matched; "
+            f"no number where the attack was inconclusive ({where})",
+            "",
+        )
+    add(
+        "audit/baseline/constant_psnr",
+        "dB",
+        "",
+        "PSNR of the best image of one colour: what an attack must beat",
+        "",
+    )
+    add(
+        "audit/baseline/mean_psnr",
+        "dB",
+        "",
+        "PSNR of the mean image of the data: a guess without any gradient",
+        "",
+    )
+    add("image_std", "pixel", "", "Standard deviation over the image's pixels", "")
+    add("image_tv", "pixel", "", "Mean absolute difference of neighbouring pixels", "")
+    return found
+
+
+def chosen(probes: ProbeSet, samples: int | None) -> list[int]:
+    """Positions of the probes to attack, evenly by class, in the order of the probes.
+
+    Args:
+        probes: all probes.
+        samples: how many; ``None`` for all.
+
+    Example:
+        >>> import torch
+        >>> probes = ProbeSet.from_tensors(torch.rand(5, 2), [0, 0, 0, 1, 1])
+        >>> chosen(probes, 3)
+        [0, 1, 3]
+    """
+    if samples is None or samples >= len(probes):
+        return list(range(len(probes)))
+    seen: dict[int, int] = {}
+    turns = []
+    for i, label in enumerate(probes.y.tolist()):
+        turns.append((seen.get(label, 0), i))
+        seen[label] = seen.get(label, 0) + 1
+    return sorted(i for _, i in sorted(turns)[:samples])
+
+
+def attack_probes(
+    module: nn.Module,
+    gradients: GradientMap,
+    probes: ProbeSet,
+    settings: Settings,
+    audit: Audit,
+    share: Share,
+    *,
+    epoch: int,
+    step: int,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Attacks this process's part of the chosen probes and adds rows to its share.
+
+    Args:
+        module: the network, left as it was.
+        gradients: its gradient map.
+        probes: all probes.
+        settings: data range and prior of the scores.
+        audit: how to attack.
+        share: gets rows and pictures; an exception becomes a status.
+        epoch: completed epochs.
+        step: optimiser steps.
+        rank: of this process.
+        world_size: number of processes.
+    """
+    started = time.perf_counter()
+    picked = [i for i in chosen(probes, audit.samples) if i % world_size == rank]
+    if not picked:
+        return
+    x, y = probes.x[picked], probes.y[picked]
+    members = [(probes.index[i], int(probes.y[i])) for i in picked]
+    pixels = pixel_scale(probes, settings)
+
+    def rows(name: str, values: Sequence[float], statuses: Sequence[Status]) -> None:
+        share.rows += [
+            Row(epoch, step, sample, label, name, float(value), str(status))
+            for (sample, label), value, status in zip(
+                members, values, statuses, strict=True
+            )
+        ]
+
+    for name, known in _baselines(x, probes, pixels, settings):
+        rows(name, known.tolist(), [OK] * len(members))
+    constant = [r.value for r in share.rows if r.quantity.endswith("constant_psnr")]
+    original = to_pictures(pixels.to_pixels(x), probes)
+    if original is not None:
+        share.pictures["original"] = original
+        share.attacked = [sample for sample, _ in members]
+        share.attacked_labels = [label for _, label in members]
+    for kind in audit.attacks:
+        names = [*audit.metrics, "match", "verdict"]
+        try:
+            with observing(module):
+                place = device_of(module)
+                found = run_attack(
+                    gradients, x.to(place), y.to(place), members, kind, audit, pixels
+                )
+            columns = judge(found, x, audit.metrics, pixels, settings, constant)
+        except Exception as error:
+            text = describe_error(error)
+            share.error = share.error or text
+            failed = [Status("failed", text)] * len(members)
+            for name in names:
+                rows(f"audit/{kind}/{name}", [math.nan] * len(members), failed)
+            continue
+        for name, (values, statuses) in columns.items():
+            rows(f"audit/{kind}/{name}", values, statuses)
+        shown = to_pictures(pixels.to_pixels(found.images.cpu().float()), probes)
+        if shown is not None:
+            share.pictures[kind] = shown
+    share.seconds += time.perf_counter() - started
+
+
+def run_attack(
+    gradients: GradientMap,
+    x: Tensor,
+    y: Tensor,
+    members: Sequence[tuple[int, int]],
+    kind: Kind,
+    audit: Audit,
+    pixels: PixelScale,
+) -> Reconstruction:
+    """Attacks what these samples would share.
+
+    Args:
+        gradients: the gradient map.
+        x: network inputs.
+        y: labels.
+        members: data-set index and class of each sample; the index names its noise and
+            its starts, so that a process's part changes nothing.
+        kind: of start.
+        audit: how to attack.
+        pixels: of the images.
+    """
+    clean = SharedGradient.of(gradients, x, y, perturb=audit.perturb)
+    index = tuple(sample for sample, _ in members)
+    noise = torch.stack(
+        [
+            torch.randn(
+                clean.gradient.shape[1],
+                dtype=torch.float64,
+                generator=stream(audit.seed, sample),
+            )
+            for sample in index
+        ]
+    )
+    shared = SharedGradient(
+        clean.gradient + (audit.noise_std * noise).to(clean.gradient),
+        clean.labels,
+        clean.sample_shape,
+        noise_std=audit.noise_std,
+        index=index,
+    )
+    near = kind == "near"
+    return audit.attacks[kind].run(
+        gradients,
+        shared,
+        pixels=pixels,
+        start=Start.near(x, audit.radius) if near else Start.normal(),
+        seed=audit.seed,
+        restarts=1 if near else audit.restarts,
+        time_limit=audit.time_limit,
+    )
+
+
+def judge(
+    found: Reconstruction,
+    x: Tensor,
+    metrics: Sequence[str],
+    pixels: PixelScale,
+    settings: Settings,
+    constant: Sequence[float],
+) -> dict[str, tuple[list[float], list[Status]]]:
+    """Quality, gradient error and verdict of each reconstruction, with statuses.
+
+    A reconstruction that neither shows the sample nor matches its gradient says
+    nothing about the sample: its values carry the attack's own status.
+
+    Args:
+        found: the reconstructions.
+        x: true samples, network inputs.
+        metrics: of the quality.
+        pixels: of the images.
+        settings: for the data range.
+        constant: PSNR of the best constant image of each sample.
+
+    Returns:
+        Last part of the quantity's name → values and statuses.
+    """
+    wanted = tuple(dict.fromkeys([*metrics, "psnr"]))
+    result = quality(
+        found.images.to("cpu", x.dtype),
+        x,
+        pixels=pixels,
+        data_range=settings.data_range,
+        low=pixels.low,
+        metrics=wanted,
+    )
+    psnr = result["psnr"].tolist()
+    verdicts = [
+        _verdict(value, base, status)
+        for value, base, status in zip(psnr, constant, found.status, strict=True)
+    ]
+    columns: dict[str, tuple[list[float], list[Status]]] = {}
+    for name in metrics:
+        if name in result.absent:
+            gone = Status("not computed", result.absent[name])
+            columns[name] = ([math.nan] * len(x), [gone] * len(x))
+            continue
+        columns[name] = (
+            result[name].tolist(),
+            [
+                own if not own.usable or verdict.usable else verdict
+                for own, (_, verdict) in zip(result.status[name], verdicts, strict=True)
+            ],
+        )
+    columns["match"] = (
+        found.relative.tolist(),
+        [
+            OK if math.isfinite(v) else s
+            for v, s in zip(found.relative.tolist(), found.status, strict=True)
+        ],
+    )
+    columns["verdict"] = ([v for v, _ in verdicts], [s for _, s in verdicts])
+    return columns
+
+
+def pixel_scale(probes: ProbeSet, settings: Settings) -> PixelScale:
+    """Normalisation and range of the probes as attacks need them."""
+    channel = -3 if probes.x.ndim == 4 else 1 - max(probes.x.ndim, 2)
+    if probes.units == "input":
+        return PixelScale(low=None, high=None, channel=channel)
+    seen = probes.pixels()
+    top = settings.data_range
+    inside = bool(seen.amin() >= -1e-4 and seen.amax() <= top * (1 + 1e-4))
+    return PixelScale(
+        probes.mean,
+        probes.std,
+        low=0.0 if inside else None,
+        high=top if inside else None,
+        channel=channel,
+    )
+
+
+def _verdict(psnr: float, constant: float, status: Status) -> tuple[float, Status]:
+    if status.word == "failed" or not math.isfinite(psnr):
+        return math.nan, status if status.word != "ok" else Status("failed", "no image")
+    shows = psnr >= constant + _BEYOND_CONSTANT
+    if shows and psnr >= HARDLY_BELOW:
+        return (1.0 if psnr >= CLEARLY_ABOVE else 0.5), OK
+    if status.word != "ok":
+        return math.nan, status
+    return 0.0, OK
+
+
+def _baselines(
+    x: Tensor, probes: ProbeSet, pixels: PixelScale, settings: Settings
+) -> Iterator[tuple[str, Tensor]]:
+    common: dict[str, Any] = {
+        "pixels": pixels,
+        "data_range": settings.data_range,
+        "low": pixels.low,
+        "metrics": ("psnr",),
+    }
+    constant = quality(best_constant(x), x, **common)
+    yield "audit/baseline/constant_psnr", constant["psnr"]
+    mean = pixels.to_input(probes.prior_mean.to(x)).expand_as(x)
+    yield "audit/baseline/mean_psnr", quality(mean, x, **common)["psnr"]
+    seen = pixels.to_pixels(x.double())
+    yield "image_std", seen.reshape(len(x), -1).std(1, correction=0)
+    if x.ndim == 4:
+        across = seen.diff(dim=-1).abs().flatten(1).mean(1)
+        down = seen.diff(dim=-2).abs().flatten(1).mean(1)
+        yield "image_tv", (across + down).nan_to_num(0.0)
