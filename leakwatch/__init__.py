@@ -1,6 +1,6 @@
 """Watch how much of each private sample its shared gradient gives away.
 
-``leakwatch.score`` needs PyTorch only. The callbacks for Lightning are in
+``leakwatch.score`` and ``leakwatch.attack`` need PyTorch only. The callbacks for Lightning are in
 :mod:`leakwatch.callbacks`, models and data sets in :mod:`leakwatch.models` and
 :mod:`leakwatch.datamodules`.
 """
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leakwatch.attacks import Reconstruction, attack
     from leakwatch.gradients import GradientMap, UnsupportedModuleError
     from leakwatch.jacobian import GradientJacobian
     from leakwatch.losses import cross_entropy
@@ -23,10 +24,12 @@ __all__ = [
     "GradientJacobian",
     "GradientMap",
     "ProbeSet",
+    "Reconstruction",
     "ScoreResult",
     "Status",
     "UnsupportedModuleError",
     "__version__",
+    "attack",
     "cross_entropy",
     "score",
 ]
@@ -36,9 +39,11 @@ _HOME = {
     "GradientJacobian": "leakwatch.jacobian",
     "GradientMap": "leakwatch.gradients",
     "ProbeSet": "leakwatch.probes",
+    "Reconstruction": "leakwatch.attacks",
     "ScoreResult": "leakwatch.scores",
     "Status": "leakwatch.scores",
     "UnsupportedModuleError": "leakwatch.gradients",
+    "attack": "leakwatch.attacks",
     "cross_entropy": "leakwatch.losses",
     "score": "leakwatch.scores",
 }

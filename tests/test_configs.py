@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import wandb
 import yaml
-from torchvision.datasets import CIFAR10
+from PIL import Image
+from torchvision.datasets import CIFAR10, CIFAR100
 
 from leakwatch.cli import main
 from leakwatch.cli.report import find_run
+from leakwatch.datamodules import imagenette
+from leakwatch.models import build_model
 from leakwatch.reporting import RiskLedger, Row
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -42,8 +47,12 @@ SHORT = [*TWO, f"--{MONITOR}.steps=3", f"--{MONITOR}.worst_case=null"]
 SMALL = ["--data.init_args.batch_size=4"]
 # Whole spectra of 32×32 colour pictures take a minute each.
 LARGEST = [f"--{MONITOR}.scores=[lavp_l2_max]", f"--{MONITOR}.solver=lanczos"]
+NARROW = [f"--model.init_args.model_args.{k}" for k in ("width=16", "depth=2")]
+HALF_WIDTH = "--model.init_args.model_args.width=0.5"
+NO_WORKERS = ["--data.init_args.num_workers=0"]
 
-#: File → configs before it ("toy": 8×8 pictures, MLP) and options after it.
+#: File → configs before it and options after it. "toy": 8×8 pictures, MLP; "toy 32":
+#: the same with 32×32.
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "quickstart.yaml": ([], [*TWO, "--data.init_args.subset=40", *SMALL]),
     # ResNet18 itself takes minutes at 32×32; model/resnet18.yaml covers it at 8×8.
@@ -56,12 +65,31 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "model/lenet_relu.yaml": (["toy"], TWO),
     "model/mlp.yaml": (["toy"], TWO),
     "model/resnet8.yaml": (["toy"], TWO),
+    "model/linear.yaml": (["toy"], TWO),
+    "model/lenet_tanh.yaml": (["toy"], TWO),
+    "model/mlp_sme.yaml": (["toy"], [*ONE, *LARGEST]),
+    "model/sme_lenet.yaml": (["toy 32"], [*ONE, *LARGEST]),
+    "model/femnist_cnn.yaml": (["toy"], [*ONE, *LARGEST]),
+    "model/cifar100_cnn.yaml": (["toy"], [*ONE, *LARGEST]),
+    "model/sme_vit.yaml": (["toy"], [*ONE, *LARGEST, *NARROW]),
+    "model/alexnet.yaml": (["toy 32"], [*ONE, *LARGEST]),
+    "model/vgg9.yaml": (["toy"], [*ONE, *LARGEST]),
+    "model/shufflenet_v2.yaml": (["toy"], [*ONE, *LARGEST, HALF_WIDTH]),
+    # The two take a minute and gigabytes; their names and sizes are checked below.
+    "model/resnet152.yaml": (["toy"], [*TWO, "--model.init_args.model=resnet8"]),
+    "model/vit_b_16.yaml": (["toy"], [*TWO, "--model.init_args.model=linear"]),
     "model/resnet18.yaml": (["toy", "monitor/fast_lanczos.yaml"], [*ONE, *LARGEST]),
     "data/mnist_sample.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/mnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/fashion_mnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/cifar10.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/arrays.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/cifar100.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/imagenette.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/imagewoof.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/imagenet.yaml": (["toy"], [*TWO, *LARGEST, *SMALL, *NO_WORKERS]),
+    "data/image_folder.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/femnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "monitor/default.yaml": (["toy"], TWO),
     "monitor/exact_float64.yaml": (["toy"], TWO),
     "monitor/fast_lanczos.yaml": (["toy"], TWO),
@@ -157,6 +185,53 @@ def write_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": sums["batches.meta"]})
 
 
+def write_named(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data sets that only one config wants."""
+    generator = np.random.default_rng(0)
+    kind = Path(name).stem
+
+    def write_folders(folder: Path, classes: Sequence[str], n: int) -> None:
+        for label in classes:
+            (folder / label).mkdir(parents=True)
+            for i in range(n):
+                picture = generator.integers(0, 256, (40, 48, 3), np.uint8)
+                Image.fromarray(picture).save(folder / label / f"{i}.JPEG")
+
+    if kind in ("imagenette", "imagewoof"):
+        ids = {"imagenette": imagenette._NETTE, "imagewoof": imagenette._WOOF}[kind]
+        write_folders(root / f"{kind}2-160" / "train", tuple(ids), 2)
+        write_folders(root / f"{kind}2-160" / "val", tuple(ids), 1)
+    elif kind == "imagenet":
+        for split in ("train", "val"):
+            write_folders(root / "imagenet" / split, ("n01440764", "n01443537"), 6)
+    elif kind == "image_folder":
+        write_folders(root / "images", [f"class {i}" for i in range(10)], 6)
+    elif kind == "femnist":
+        pixels = (generator.integers(0, 256, (62, 784)) / 255).tolist()
+        data = {"x": pixels, "y": list(range(62))}
+        users = {f"f{i:04d}_00": data for i in range(10)}
+        content = {"users": list(users), "num_samples": [62] * 10, "user_data": users}
+        (root / "femnist" / "train").mkdir(parents=True)
+        (root / "femnist" / "train" / "all_data_0.json").write_text(json.dumps(content))
+    elif kind == "cifar100":
+        folder = root / "cifar-100-python"
+        folder.mkdir()
+        sums = {}
+        labels = [i % 100 for i in range(1000)]
+        pictures = generator.integers(0, 256, (1000, 3072), np.uint8)
+        for file, stored in (
+            ("train", {"data": pictures, "fine_labels": labels}),
+            ("test", {"data": pictures[:100], "fine_labels": labels[:100]}),
+            ("meta", {"fine_label_names": [str(i) for i in range(100)]}),
+        ):
+            packed = pickle.dumps(stored)
+            (folder / file).write_bytes(packed)
+            sums[file] = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+        monkeypatch.setattr(CIFAR100, "train_list", [["train", sums["train"]]])
+        monkeypatch.setattr(CIFAR100, "test_list", [["test", sums["test"]]])
+        monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": sums["meta"]})
+
+
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """Dotted path → value of everything that a config states."""
     if isinstance(value, dict) and value:
@@ -183,10 +258,14 @@ def test_config_trains_with_its_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_files(Path("data"), monkeypatch)
+    write_named(Path("data"), name, monkeypatch)
     before, after = CASES[name]
-    paths = [toy if part == "toy" else CONFIGS / part for part in before]
+    side = 32 if "toy 32" in before else 8
+    if side > 8:
+        write_arrays(toy.with_suffix(".npz"), side)
+    paths = [toy if part.startswith("toy") else CONFIGS / part for part in before]
     if name.startswith("model/"):
-        after = [*after, "--model.init_args.image_size=8"]
+        after = [*after, f"--model.init_args.image_size={side}"]
     configs = [f"--config={path}" for path in (*paths, CONFIGS / name)]
     assert main(["fit", *configs, *TINY, *after]) == 0
 
@@ -208,6 +287,20 @@ def test_config_trains_with_its_values(
     }
     assert len(kept) > 0
     assert {path: used.get(path) for path in kept} == kept
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name[:6] == "model/"])
+def test_model_config_names_an_architecture(name: str) -> None:
+    stated = yaml.safe_load((CONFIGS / name).read_text())["model"]["init_args"]
+    with torch.device("meta"):
+        net = build_model(
+            stated["model"],
+            in_channels=3,
+            num_classes=10,
+            image_size=32,
+            model_args=stated["model_args"],
+        )
+    assert sum(p.numel() for p in net.parameters()) > 0
 
 
 def check_values(run: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from leakwatch.datamodules.base import ImageDataModule, Splits
+from leakwatch.datamodules.channels import per_channel
 from leakwatch.datamodules.dataset import ImageArrays
 
 _EXAMPLE = (
@@ -86,8 +86,8 @@ class ArrayDataModule(ImageDataModule):
         super().__init__(
             class_names=_class_names(content, (train, val, test), path),
             image_shape=(channels, height, width),
-            mean=_per_channel("mean", mean, own_mean),
-            std=_per_channel("std", std, own_std),
+            mean=per_channel("mean", mean, own_mean),
+            std=per_channel("std", std, own_std),
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
@@ -200,21 +200,6 @@ def _moments(arrays: ImageArrays) -> tuple[tuple[float, ...], tuple[float, ...]]
         constant = bool((channel == channel.flatten()[0]).all())
         stds.append(1.0 if constant else float(pixels.std(correction=0)))
     return tuple(means), tuple(stds)
-
-
-def _per_channel(
-    name: str, given: Sequence[float] | None, own: tuple[float, ...]
-) -> tuple[float, ...]:
-    if given is None:
-        return own
-    values = tuple(float(value) for value in given)
-    good = len(values) == len(own) and all(map(math.isfinite, values))
-    if not good or (name == "std" and min(values) <= 0):
-        raise ValueError(
-            f"{name} must be {len(own)} finite number(s), one per channel"
-            f"{', each above 0' if name == 'std' else ''}, got {list(given)}."
-        )
-    return values
 
 
 def _hwc(arrays: ImageArrays) -> tuple[int, int, int]:

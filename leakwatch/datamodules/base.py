@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from leakwatch.datamodules.dataset import ImageArrays, ImageDataset, RandomCropFlip
+from leakwatch.datamodules.dataset import ImageArrays, ImageDataset
+from leakwatch.datamodules.files import ImageFileDataset, ImageFiles
 from leakwatch.datamodules.splits import stratified_first, stratified_split
+
+Stored: TypeAlias = ImageArrays | ImageFiles
+"""Images in memory, or files that are read at each access."""
 
 
 class Splits(NamedTuple):
     """Stored images of each split; None: there is none."""
 
-    train: ImageArrays
-    val: ImageArrays | None
-    test: ImageArrays | None
+    train: Stored
+    val: Stored | None
+    test: Stored | None
 
 
 class ImageDataModule(L.LightningDataModule, ABC):
@@ -44,7 +48,8 @@ class ImageDataModule(L.LightningDataModule, ABC):
         subset: At most this many samples of each split, the first of each class,
             evenly; None: all.
         normalize: Give out (pixel − mean) / std; False: pixels in [0, 1].
-        augment: Random crop with 4 pixels of border, and flip, of training images.
+        augment: Random crop and flip of training images: for images in memory with 4
+            pixels of border, for files of random area and shape.
 
     Attributes:
         mean: What is subtracted, per channel: zeros when `normalize` is False.
@@ -95,10 +100,10 @@ class ImageDataModule(L.LightningDataModule, ABC):
         self.subset = subset
         self.normalize = normalize
         self.augment = augment
-        self.train_dataset: ImageDataset | None = None
-        self.probe_dataset: ImageDataset | None = None
-        self.val_dataset: ImageDataset | None = None
-        self.test_dataset: ImageDataset | None = None
+        self.train_dataset: ImageDataset | ImageFileDataset | None = None
+        self.probe_dataset: ImageDataset | ImageFileDataset | None = None
+        self.val_dataset: ImageDataset | ImageFileDataset | None = None
+        self.test_dataset: ImageDataset | ImageFileDataset | None = None
 
     @abstractmethod
     def load(self) -> Splits:
@@ -117,15 +122,13 @@ class ImageDataModule(L.LightningDataModule, ABC):
             rest, part = stratified_split(train.labels, self.val_fraction, self.seed)
             train, val = train.take(rest), train.take(part)
         train, val = self._limit(train), self._limit(val)
-        self.probe_dataset = ImageDataset(train, self.mean, self.std)
+        self.probe_dataset = train.dataset(self.mean, self.std)
         self.train_dataset = self.probe_dataset
         if self.augment:
-            self.train_dataset = ImageDataset(
-                train, self.mean, self.std, RandomCropFlip()
-            )
-        self.val_dataset = ImageDataset(val, self.mean, self.std)
+            self.train_dataset = train.dataset(self.mean, self.std, augment=True)
+        self.val_dataset = val.dataset(self.mean, self.std)
         if test is not None:
-            self.test_dataset = ImageDataset(self._limit(test), self.mean, self.std)
+            self.test_dataset = self._limit(test).dataset(self.mean, self.std)
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         """Return the shuffled training batches."""
@@ -143,13 +146,17 @@ class ImageDataModule(L.LightningDataModule, ABC):
         """
         return self._loader("test", self.test_dataset, shuffle=False)
 
-    def _limit(self, arrays: ImageArrays) -> ImageArrays:
+    def _limit(self, stored: Stored) -> Stored:
         if self.subset is None:
-            return arrays
-        return arrays.take(stratified_first(arrays.labels, self.subset))
+            return stored
+        return stored.take(stratified_first(stored.labels, self.subset))
 
     def _loader(
-        self, split: str, dataset: ImageDataset | None, *, shuffle: bool
+        self,
+        split: str,
+        dataset: ImageDataset | ImageFileDataset | None,
+        *,
+        shuffle: bool,
     ) -> DataLoader[tuple[Tensor, int]]:
         if dataset is None:
             if self.train_dataset is None:

@@ -21,14 +21,29 @@ class ImageArrays(NamedTuple):
     Args:
         images: uint8 in 0 … 255, or float32 in [0, 1].
         labels: int64, in 0 … classes − 1.
+        groups: int64, whose each image is, such as a writer; None: nobody's.
     """
 
     images: Shaped[Tensor, "n channels height width"]
     labels: Int[Tensor, " n"]
+    groups: Int[Tensor, " n"] | None = None
 
     def take(self, index: Int[Tensor, " m"]) -> ImageArrays:
         """Return the chosen samples, in the order of `index`."""
-        return ImageArrays(self.images[index], self.labels[index])
+        groups = None if self.groups is None else self.groups[index]
+        return ImageArrays(self.images[index], self.labels[index], groups)
+
+    def dataset(
+        self, mean: tuple[float, ...], std: tuple[float, ...], *, augment: bool = False
+    ) -> ImageDataset:
+        """Return them as a data set; see `ImageDataset`.
+
+        Args:
+            mean: Per channel, in pixel units.
+            std: Per channel, in pixel units.
+            augment: Crop at random from the image with 4 pixels of border, and flip.
+        """
+        return ImageDataset(self, mean, std, RandomCropFlip() if augment else None)
 
 
 @final
@@ -44,6 +59,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     Attributes:
         images: As stored, (n, C, H, W).
         targets: int64 labels, (n,).
+        groups: As stored, (n,), or None.
         mean: As given.
         std: As given.
 
@@ -64,6 +80,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     ) -> None:
         self.images = arrays.images
         self.targets = arrays.labels
+        self.groups = arrays.groups
         self.mean = mean
         self.std = std
         self._scale = 255.0 if arrays.images.dtype == torch.uint8 else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leakwatch.models.alexnet import AlexNet
 from leakwatch.models.classifier import LitClassifier
 from leakwatch.models.initialization import (
     Scheme,
@@ -10,22 +11,49 @@ from leakwatch.models.initialization import (
     registered_schemes,
 )
 from leakwatch.models.lenet import LeNet
+from leakwatch.models.linear import LinearClassifier
 from leakwatch.models.mlp import MLP
 from leakwatch.models.registry import build_model, register_model, registered_models
-from leakwatch.models.resnet import ResNet8, ResNet18
+from leakwatch.models.resnet import ResNet8, ResNet18, ResNet152
+from leakwatch.models.shufflenet import ShuffleNetV2
+from leakwatch.models.sme_cnn import CIFAR100CNN, FEMNISTCNN
+from leakwatch.models.sme_lenet import SMELeNet
+from leakwatch.models.sme_vit import SMEViT
+from leakwatch.models.vgg import VGG9
+from leakwatch.models.vit import ViTB16
 
+register_model("alexnet", AlexNet)
+register_model("cifar100_cnn", CIFAR100CNN)
+register_model("femnist_cnn", FEMNISTCNN)
 register_model("lenet", LeNet)
+register_model("linear", LinearClassifier)
 register_model("mlp", MLP)
 register_model("resnet8", ResNet8)
 register_model("resnet18", ResNet18)
+register_model("resnet152", ResNet152)
+register_model("shufflenet_v2", ShuffleNetV2)
+register_model("sme_lenet", SMELeNet)
+register_model("sme_vit", SMEViT)
+register_model("vgg9", VGG9)
+register_model("vit_b_16", ViTB16)
 
 __all__ = [
+    "CIFAR100CNN",
+    "FEMNISTCNN",
     "MLP",
+    "VGG9",
+    "AlexNet",
     "LeNet",
+    "LinearClassifier",
     "LitClassifier",
     "ResNet8",
     "ResNet18",
+    "ResNet152",
+    "SMELeNet",
+    "SMEViT",
     "Scheme",
+    "ShuffleNetV2",
+    "ViTB16",
     "build_model",
     "initialize",
     "register_model",

@@ -50,3 +50,23 @@ def height_width(image_size: object) -> tuple[int, int]:
     else:
         height = width = image_size
     return positive_int("image_size", height), positive_int("image_size", width)
+
+
+def at_least(network: str, size: tuple[int, int], least: int) -> None:
+    """Refuse images that the strides of a network would shrink to nothing.
+
+    Args:
+        network: Its name, for the error text.
+        size: (height, width) of the images, in pixels.
+        least: Smallest side that works, in pixels.
+
+    Raises:
+        ValueError: A side is below `least`.
+    """
+    if min(size) < least:
+        height, width = size
+        raise ValueError(
+            f"{network} needs images of at least {least}×{least} pixels, got "
+            f"image_size={height}×{width}; resize them, or take a network with fewer "
+            "strides, such as 'lenet' or 'resnet8'."
+        )

@@ -1,4 +1,4 @@
-"""Residual networks for small images: ResNet8 and the CIFAR-style ResNet18."""
+"""Residual networks: ResNet8, and ResNet18 and ResNet152 through torchvision."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import final
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models import resnet18
+from torchvision.models import resnet18, resnet152
 
 from leakwatch.models.activations import make_activation
+from leakwatch.models.adaptation import out_of_place, with_channels
 from leakwatch.models.checks import height_width, positive_int
 
 
@@ -97,11 +98,63 @@ class ResNet8(nn.Module):
 
 @final
 class ResNet18(nn.Module):
-    """torchvision's ResNet18 with the stem for 32×32 images.
+    """torchvision's ResNet18, with the stem for 32×32 images unless told otherwise.
 
-    The 7×7 stride-2 convolution becomes 3×3 with stride 1 and the max-pool goes, as
-    is the habit on CIFAR: 11,173,962 parameters for 10 classes. ReLUs don't work in
+    In the small stem the 7×7 stride-2 convolution is 3×3 with stride 1 and the
+    max-pool goes, as is the habit on CIFAR: 11,173,962 parameters for 10 classes.
+    LAVP attacks the network on ImageNet, with its own stem. ReLUs don't work in
     place, so that backward hooks can be attached to any layer.
+
+    Args:
+        in_channels: Channels of the input image.
+        num_classes: Number of logits.
+        image_size: Side of a square image, or (height, width), in pixels; only
+            checked, as the average pool takes any size.
+        small_stem: The stem for 32×32 images; False: that for ImageNet.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is below 1.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        image_size: int | tuple[int, int] = 32,
+        small_stem: bool = True,
+    ) -> None:
+        super().__init__()
+        channels = positive_int("in_channels", in_channels)
+        height_width(image_size)
+        net = resnet18(
+            weights=None, num_classes=positive_int("num_classes", num_classes)
+        )
+        if small_stem:
+            net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+            net.maxpool = nn.Identity()
+        else:
+            net.conv1 = with_channels(net.conv1, channels)
+        _start(net.conv1)
+        out_of_place(net)
+        self.net = net
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return logits."""
+        logits: Tensor = self.net(x)
+        return logits
+
+
+@final
+class ResNet152(nn.Module):
+    """torchvision's ResNet152, untrained: 60,192,808 parameters for 1000 classes.
+
+    He et al., "Deep Residual Learning" (CVPR 2016), Table 1; Zhang et al., "Inversion
+    Influence Function" (NeurIPS 2023), Fig. 3, evaluate it on ImageNet. As in
+    torchvision, bottlenecks take their stride in the 3×3 convolution. ReLUs don't
+    work in place, so that backward hooks can be attached to any layer.
 
     Args:
         in_channels: Channels of the input image.
@@ -117,23 +170,18 @@ class ResNet18(nn.Module):
     def __init__(
         self,
         in_channels: int = 3,
-        num_classes: int = 10,
-        image_size: int | tuple[int, int] = 32,
+        num_classes: int = 1000,
+        image_size: int | tuple[int, int] = 224,
     ) -> None:
         super().__init__()
+        channels = positive_int("in_channels", in_channels)
         height_width(image_size)
-        net = resnet18(
+        net = resnet152(
             weights=None, num_classes=positive_int("num_classes", num_classes)
         )
-        net.conv1 = nn.Conv2d(
-            positive_int("in_channels", in_channels), 64, 3, padding=1, bias=False
-        )
-        # torchvision's own choice for its convolutions; the new stem needs it too
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-        net.maxpool = nn.Identity()
-        for module in net.modules():
-            if isinstance(module, nn.ReLU):
-                module.inplace = False
+        net.conv1 = with_channels(net.conv1, channels)
+        _start(net.conv1)
+        out_of_place(net)
         self.net = net
 
     def forward(
@@ -142,3 +190,8 @@ class ResNet18(nn.Module):
         """Return logits."""
         logits: Tensor = self.net(x)
         return logits
+
+
+def _start(stem: nn.Conv2d) -> None:
+    # torchvision's own choice for its convolutions; a new stem needs it too
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")

@@ -110,6 +110,12 @@ def score(
         raise ValueError(
             "mean and std describe one normalisation; give both or neither."
         )
+    if mean is None and not bool((x.amin() >= 0) & (x.amax() <= data_range)):
+        gradients.note(
+            f"inputs leave [0, {data_range:g}] and no mean and std were given, so "
+            f"scores are in network-input units and every PSNR refers to a range of "
+            f"{data_range:g} there"
+        )
     return evaluate(
         gradients,
         x,

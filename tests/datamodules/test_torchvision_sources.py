@@ -16,6 +16,7 @@ from torchvision import datasets
 
 from leakwatch.datamodules import (
     CIFAR10DataModule,
+    CIFAR100DataModule,
     FashionMNISTDataModule,
     MNISTDataModule,
 )
@@ -73,6 +74,39 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
 
 
+def write_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 images to train on and 100 to test, in one file each."""
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    sums: dict[str, str] = {}
+
+    def dump(name: str, content: object) -> None:
+        data = pickle.dumps(content, protocol=2)
+        (folder / name).write_bytes(data)
+        sums[name] = hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+    for name, n, channel in (("train", 200, 0), ("test", 100, 2)):
+        images = np.zeros((n, 3, 32, 32), np.uint8)
+        images[:, channel] = np.arange(n)[:, None, None]
+        fine = [i % 100 for i in range(n)]
+        dump(
+            name,
+            {
+                "data": images.reshape(n, 3072),
+                "filenames": [f"{i}.png" for i in range(n)],
+                "fine_labels": fine,
+                "coarse_labels": [label // 5 for label in fine],
+                "batch_label": f"{name}ing batch 1 of 1",
+            },
+        )
+    names = list(CIFAR100DataModule().class_names)
+    dump("meta", {"fine_label_names": names, "coarse_label_names": ["x"] * 20})
+    cifar = datasets.CIFAR100
+    monkeypatch.setattr(cifar, "train_list", [["train", sums["train"]]])
+    monkeypatch.setattr(cifar, "test_list", [["test", sums["test"]]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["meta"]})
+
+
 @pytest.mark.parametrize(("module", "folder"), GREY)
 def test_idx_files(module: Any, folder: str, tmp_path: Path) -> None:
     write_mnist(tmp_path, folder)
@@ -111,6 +145,39 @@ def test_cifar_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.test_dataset.images[:, 0, 0, 0].tolist() == list(range(40, 48))
 
 
+def test_cifar100_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar100(tmp_path, monkeypatch)
+    data = CIFAR100DataModule(
+        str(tmp_path), download=False, val_fraction=0.5, subset=50, augment=True
+    )
+    data.prepare_data()
+    data.setup()
+    # one image of each class on either side, and of those the first 50 classes
+    assert sorted(data.probe_dataset.targets.tolist()) == list(range(50))
+    assert sorted(data.val_dataset.targets.tolist()) == list(range(50))
+    found = torch.cat([data.train_dataset.images, data.val_dataset.images])
+    assert sorted(found[:, 0, 7, 9].tolist()) == [*range(50), *range(100, 150)]
+    assert found[:, 1:].count_nonzero() == 0
+    x, y = data.test_dataset[49]
+    expected = [
+        (value - mean) / std
+        for value, mean, std in zip((0, 0, 49 / 255), data.mean, data.std, strict=True)
+    ]
+    torch.testing.assert_close(x[:, 3, 4], torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    assert y == 49
+    probe = data.probe_dataset[20][0]
+    assert torch.equal(probe, data.probe_dataset[20][0])
+    torch.manual_seed(0)
+    assert any(not torch.equal(probe, data.train_dataset[20][0]) for _ in range(5))
+
+
+def test_cifar100_class_names_are_in_the_order_of_the_labels() -> None:
+    names = CIFAR100DataModule().class_names
+    assert len(names) == 100
+    assert list(names) == sorted(set(names))
+    assert (names[0], names[8], names[99]) == ("apple", "bicycle", "worm")
+
+
 def warning_source(message: str) -> TorchvisionSource:
     def reader(root: str, *, train: bool, download: bool) -> object:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -132,7 +199,12 @@ def test_cifar_augmentation_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "folder"), [*GREY, (CIFAR10DataModule, "cifar-10-batches-py")]
+    ("module", "folder"),
+    [
+        *GREY,
+        (CIFAR10DataModule, "cifar-10-batches-py"),
+        (CIFAR100DataModule, "cifar-100-python"),
+    ],
 )
 def test_missing_files(module: Any, folder: str, tmp_path: Path) -> None:
     data = module(str(tmp_path), download=False)
@@ -152,6 +224,7 @@ def test_missing_files(module: Any, folder: str, tmp_path: Path) -> None:
         (MNISTDataModule, datasets.MNIST),
         (FashionMNISTDataModule, datasets.FashionMNIST),
         (CIFAR10DataModule, datasets.CIFAR10),
+        (CIFAR100DataModule, datasets.CIFAR100),
     ],
 )
 def test_failed_download(

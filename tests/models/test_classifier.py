@@ -185,7 +185,7 @@ def test_logits_of_another_width() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"model": "vgg"}, ValueError, "registered: lenet"),
+        ({"model": "vgg"}, ValueError, "registered: alexnet"),
         ({"model": 3}, TypeError, "model must be a registered name"),
         ({"model": LeNet(), "model_args": {"a": 1}}, ValueError, "built already"),
         ({"model_args": {"width": 2}}, ValueError, "no argument 'width'"),

@@ -21,7 +21,22 @@ def linear(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
 
 
 def test_registered_names() -> None:
-    assert registered_models() == ("lenet", "mlp", "resnet18", "resnet8")
+    assert registered_models() == (
+        "alexnet",
+        "cifar100_cnn",
+        "femnist_cnn",
+        "lenet",
+        "linear",
+        "mlp",
+        "resnet152",
+        "resnet18",
+        "resnet8",
+        "shufflenet_v2",
+        "sme_lenet",
+        "sme_vit",
+        "vgg9",
+        "vit_b_16",
+    )
 
 
 def test_build_passes_model_args() -> None:
@@ -32,9 +47,9 @@ def test_build_passes_model_args() -> None:
 
 
 def test_registered_builder_is_found() -> None:
-    register_model("linear", linear)
-    assert "linear" in registered_models()
-    assert build_model("linear", **SIZES)[1].in_features == 64
+    register_model("toy", linear)
+    assert "toy" in registered_models()
+    assert build_model("toy", **SIZES)[1].in_features == 64
 
 
 def test_duplicate_raises() -> None:
@@ -63,7 +78,7 @@ def test_open_ended_builder_gets_everything() -> None:
 
 
 def test_unknown_model_lists_the_registered() -> None:
-    with pytest.raises(ValueError, match="registered: lenet, mlp, resnet18, resnet8"):
+    with pytest.raises(ValueError, match="registered: alexnet, cifar100_cnn, fem"):
         build_model("vgg", **SIZES)
 
 
@@ -71,7 +86,7 @@ def test_unknown_model_args_list_the_known() -> None:
     with pytest.raises(ValueError, match=r"no argument 'width'; .*: activation"):
         build_model("lenet", **SIZES, model_args={"width": 3})
     with pytest.raises(ValueError, match="may contain: nothing"):
-        build_model("resnet18", **SIZES, model_args={"width": 3})
+        build_model("vit_b_16", **SIZES, model_args={"width": 3})
 
 
 def test_shared_keywords_do_not_belong_in_model_args() -> None:
