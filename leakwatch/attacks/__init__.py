@@ -13,6 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leakwatch.attacks.api import attack
+    from leakwatch.attacks.ci_net import CINetAttack
+    from leakwatch.attacks.first_order import FirstOrder
+    from leakwatch.attacks.gauss_newton import GaussNewton
+    from leakwatch.attacks.gias import GIASAttack
+    from leakwatch.attacks.labels import infer_labels
     from leakwatch.attacks.pixels import PixelScale
     from leakwatch.attacks.protocol import Attack, Progress
     from leakwatch.attacks.result import Reconstruction
@@ -21,20 +27,32 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attack",
+    "CINetAttack",
+    "FirstOrder",
+    "GIASAttack",
+    "GaussNewton",
     "PixelScale",
     "Progress",
     "Reconstruction",
     "SharedGradient",
     "Start",
+    "attack",
+    "infer_labels",
 ]
 
 _HOME = {
     "Attack": "protocol",
+    "CINetAttack": "ci_net",
+    "FirstOrder": "first_order",
+    "GIASAttack": "gias",
+    "GaussNewton": "gauss_newton",
     "PixelScale": "pixels",
     "Progress": "protocol",
     "Reconstruction": "result",
     "SharedGradient": "sharing",
     "Start": "starts",
+    "attack": "api",
+    "infer_labels": "labels",
 }
 
 

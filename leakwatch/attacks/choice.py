@@ -12,12 +12,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from leakwatch.attacks.layerwise import LayerwisePath, layouts
+from leakwatch.attacks.layerwise import LayerwisePath, NotLayerwiseError, layouts
 from leakwatch.attacks.paths import LoopPath, Path, VmapPath
 from leakwatch.evaluation import SampleLoss, UnsupportedModuleError, Weights
 from leakwatch.status import describe_error
 
-__all__ = ["PathName", "choose"]
+__all__ = ["PathName", "choose", "known"]
 
 PathName: TypeAlias = Literal["auto", "layerwise", "vmap", "loop"]
 
@@ -32,7 +32,7 @@ _MOVES = (0.3, 0.03, 0.0)
 _SMALLEST = 1e-30
 # Another path must take at most this part of the time of the one before: paths round
 # differently, and a choice by small differences would vary from run to run.
-_GAIN = 0.75
+_GAIN = 0.7
 # Seconds after which a measurement is not repeated.
 _LONG = 0.5
 
@@ -61,13 +61,7 @@ def choose(
     Raises:
         UnsupportedModuleError: if the wanted path fails or gives other values.
     """
-    builders: dict[str, Callable[[], Path]] = {}
-    if wanted in ("auto", "layerwise"):
-        # The likeliest first.
-        for layout in layouts(loss) if x.ndim == 5 else ("contiguous",):
-            builders[layout] = functools.partial(LayerwisePath, loss, at, layout)
-    if wanted in ("auto", "vmap"):
-        builders["vmap"] = lambda: VmapPath(loss, at)
+    builders = _builders(loss, at, wanted, x)
     loop = LoopPath(loss, at)
     if wanted == "loop":
         return loop
@@ -99,14 +93,47 @@ def choose(
             why,
         )
         return loop
-    best, *others = right
-    if others:
-        least = _seconds(cost, best)
-        for path in others:
-            taken = _seconds(cost, path)
-            if taken < _GAIN * least:
-                best, least = path, taken
-    return best
+    seconds = _seconds(cost, right)
+    best = 0
+    for i, taken in enumerate(seconds):
+        if taken < _GAIN * seconds[best]:
+            best = i
+    return right[best]
+
+
+def known(
+    loss: SampleLoss, at: Weights, wanted: PathName, x: Tensor, name: str
+) -> Path | None:
+    """The path of a name that :func:`choose` gave before, if it can still be built.
+
+    Args:
+        loss: as in :func:`choose`.
+        at: as in :func:`choose`.
+        wanted: as in :func:`choose`.
+        x: as in :func:`choose`.
+        name: of the path.
+    """
+    build = _builders(loss, at, wanted, x).get(name)
+    if name == LoopPath.name:
+        return LoopPath(loss, at)
+    try:
+        return None if build is None else build()
+    except NotLayerwiseError:  # parameters were frozen or released since
+        return None
+
+
+def _builders(
+    loss: SampleLoss, at: Weights, wanted: PathName, x: Tensor
+) -> dict[str, Callable[[], Path]]:
+    """How the paths that may be taken are built, the likeliest first."""
+    builders: dict[str, Callable[[], Path]] = {}
+    if wanted in ("auto", "layerwise"):
+        for layout in layouts(loss) if x.ndim == 5 else ("contiguous",):
+            name = LayerwisePath.name_of(layout)
+            builders[name] = functools.partial(LayerwisePath, loss, at, layout)
+    if wanted in ("auto", "vmap"):
+        builders[VmapPath.name] = functools.partial(VmapPath, loss, at)
+    return builders
 
 
 def _reference(loop: LoopPath, x: Tensor, y: Tensor) -> Callable[[Path], str] | None:
@@ -162,14 +189,18 @@ def _relative(found: Tensor, expected: Tensor) -> float:
     return float(torch.nan_to_num(wrong, nan=math.inf).max())
 
 
-def _seconds(cost: Callable[[Path], object], path: Path) -> float:
-    fastest = math.inf
-    for i in range(4):
-        started = time.perf_counter()
-        cost(path)
-        taken = time.perf_counter() - started
-        if i > 0 or taken > _LONG:  # the first call warms up
-            fastest = min(fastest, taken)
-        if taken > _LONG:
+def _seconds(cost: Callable[[Path], object], paths: list[Path]) -> list[float]:
+    """The fastest of some calls of each, in turns: a machine's speed drifts."""
+    fastest = [math.inf] * len(paths)
+    if len(paths) == 1:
+        return fastest
+    for round_ in range(4):
+        for i, path in enumerate(paths):
+            started = time.perf_counter()
+            cost(path)
+            taken = time.perf_counter() - started
+            if round_ > 0 or taken > _LONG:  # the first call warms up
+                fastest[i] = min(fastest[i], taken)
+        if max(fastest) < math.inf and min(fastest) > _LONG:
             break
     return fastest

@@ -60,7 +60,7 @@ class ModuleCopies:
         self._base = own[0]
         self._count = len(own)
         self._train = train
-        self._batched = not train
+        self._batched = not train and len(own) > 1
 
     def __len__(self) -> int:
         return self._count
@@ -76,23 +76,32 @@ class ModuleCopies:
         Returns:
             Outputs, differentiable in inputs and parameters.
         """
-        if self._batched:
-            try:
-                # Buffers go in as they are: nothing writes to them in eval mode.
-                out: Tensor = vmap(self._one, randomness="different")(
-                    self.parameters, self._buffers, z
-                )
-                return out
-            except RuntimeError as error:
-                self._batched = False
-                _log.warning(
-                    "leakwatch runs the copies of %s one by one, which is slower: %s",
-                    type(self._base).__name__,
-                    str(error).split("\n")[0],
-                )
+        if not self._batched:
+            return self._one_by_one(z)
+        try:
+            # Buffers go in as they are: nothing writes to them in eval mode.
+            out: Tensor = vmap(self._one, randomness="different")(
+                self.parameters, self._buffers, z
+            )
+            return out
+        except RuntimeError as error:
+            why = str(error).split("\n")[0]
+        out = self._one_by_one(z)
+        self._batched = False
+        _log.warning(
+            "leakwatch runs the copies of %s one by one, which is slower: %s",
+            type(self._base).__name__,
+            why,
+        )
+        return out
+
+    def _one_by_one(self, z: Tensor) -> Tensor:
+        # The derivative of unbind is one stack; that of indexing is a stack of zeros
+        # for each copy.
+        own = {k: p.unbind() for k, p in self.parameters.items()}
         rows = []
         for i in range(self._count):
-            parameters = {k: p[i] for k, p in self.parameters.items()}
+            parameters = {k: p[i] for k, p in own.items()}
             # What the forward writes to a buffer lands in the stack.
             buffers = {k: b[i] for k, b in self._buffers.items()}
             rows.append(self._one(parameters, buffers, z[i]))

@@ -94,12 +94,12 @@ class _Relu(torch.autograd.Function):
 
 
 def _step(z: Tensor, width: Tensor) -> Tensor:
-    out: Tensor = _Step.apply(z, width)  # type: ignore[no-untyped-call]
+    out: Tensor = _Step.apply(z, width)
     return out
 
 
 def _relu(z: Tensor, width: Tensor) -> Tensor:
-    out: Tensor = _Relu.apply(z, width)  # type: ignore[no-untyped-call]
+    out: Tensor = _Relu.apply(z, width)
     return out
 
 

@@ -21,7 +21,7 @@ from leakwatch.attacks.gn_kinks import SmoothedKinks
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.evaluation import Criterion
 from leakwatch.gradients import GradientMap
-from leakwatch.losses import classification_criterion
+from leakwatch.gram import Workspace, gram
 
 __all__ = ["Objective", "fixed_logit_gradient"]
 
@@ -129,6 +129,7 @@ class Objective:
                 path=gradients._path,
                 chunk_size=gradients.chunk_size,
             )
+        self._workspace = Workspace()
         self.images, self.sample_shape, self.pixels = images, sample_shape, pixels
         device = next(gradients.module.parameters()).device
         target = target.to(device, torch.float64)
@@ -204,18 +205,25 @@ class Objective:
     ) -> Float[Tensor, "n n"]:
         """JᵀJ/‖g̃‖² of one attack, formed from a dense J."""
         x, y, w = self._samples(torch.tensor([row]), p[None], width[None])
+        if self.images == 1:
+            return gram(
+                self._products,
+                x[0],
+                y[0],
+                weight=w[0],
+                input_scale=self.input_scale,
+                workspace=self._workspace,
+            ).h
         parts = []
         for i in range(self.images):
             n = x[i].numel()
             scale = self.input_scale[i * n : (i + 1) * n]
             parts.append(self._products.dense(x[i], y[i], torch.diag(scale), w[i]))
         columns = torch.cat(parts)
-        total = columns.new_zeros(
-            (len(columns), len(columns)), dtype=torch.float64
-        )
+        total = columns.new_zeros((len(columns), len(columns)), dtype=torch.float64)
         # In float64 block by block: a float32 product would cost the small eigenvalues.
         step = max(1, 2**23 // len(columns))
-        for block in columns.split(step, dim=1):
+        for block in torch.split(columns, step, dim=1):
             wide = block.double()
             total.addmm_(wide, wide.T)
         return total
@@ -238,21 +246,3 @@ class Objective:
         y = torch.cat([self._labels[own], widths[:, None]], 1)
         w = (1 / self.scale[rows] / self.images).repeat_interleave(self.images)
         return x, y, w
-
-
-def head_slopes(
-    gradients: GradientMap, target: Tensor, labels: Tensor, sample_shape: tuple[int, ...]
-) -> Tensor | None:
-    """δ* of each target, read from the last bias; ``None`` where there is none."""
-    from leakwatch.attacks.label_head import find_head
-    from leakwatch.evaluation import UnsupportedModuleError
-
-    if gradients.criterion is not classification_criterion:
-        return None
-    try:
-        head = find_head(gradients, sample_shape)
-    except UnsupportedModuleError:
-        return None
-    if not head.has_bias:
-        return None
-    return torch.stack([head.read(g).bias for g in target])

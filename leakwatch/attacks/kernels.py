@@ -242,7 +242,7 @@ class Convolution(_Convolution):
             moved = torch.bmm(u, columns.transpose(1, 2))
             received = moved.transpose(1, 2).contiguous()
             if needs_input:
-                given = self._fold(torch.bmm(d, u), a, delta)
+                given = self._transposed(u, d, a, delta)
         if b is not None:
             received += b[:, None]
         n, rows, height, width = delta.shape
@@ -268,20 +268,28 @@ class Convolution(_Convolution):
             total.baddbmm_(d, u.reshape(len(d), d.shape[2], -1))
         return self._fold(total, a, delta)
 
+    def _transposed(self, u: Tensor, d: Tensor, a: Tensor, delta: Tensor) -> Tensor:
+        """Uᵀδ with a kernel for each attack."""
+        rows, channels, kh, kw = self.shape
+        ph, pw = kh - 1 - self.padding[0], kw - 1 - self.padding[1]
+        plain = self.stride == (1, 1) == self.dilation
+        if not plain or min(ph, pw) < 0:
+            return self._fold(torch.bmm(d, u), a, delta)
+        # A convolution of δ with the kernel turned around.
+        columns = _unfolded(delta, (kh, kw), (1, 1), (ph, pw), (1, 1))
+        turned = u.view(-1, rows, kh, kw, channels).flip(2, 3)
+        turned = turned.permute(0, 4, 2, 3, 1).reshape(len(u), channels, -1)
+        columns = columns.view(len(u), -1, turned.shape[2])
+        image = torch.bmm(turned, columns.transpose(1, 2))
+        n, _, height, width = a.shape
+        if n == len(u):
+            return _as(image.view(n, channels, height, width), a)
+        image = image.view(len(u), channels, -1, height, width)
+        return _as(image.transpose(1, 2).reshape(n, channels, height, width), a)
+
     def _patches(self, a: Tensor) -> Tensor:
-        (kh, kw), (sh, sw) = self.shape[2:], self.stride
-        (ph, pw), (eh, ew) = self.padding, self.dilation
-        image = a.permute(0, 2, 3, 1)
-        image = nn.functional.pad(image, (0, 0, pw, pw, ph, ph)).contiguous()
-        n, height, width, channels = image.shape
-        rows = (height - eh * (kh - 1) - 1) // sh + 1
-        columns = (width - ew * (kw - 1) - 1) // sw + 1
-        by_n, by_row, by_column, _ = image.stride()
-        view = image.as_strided(
-            (n, rows, columns, kh, kw, channels),
-            (by_n, by_row * sh, by_column * sw, by_row * eh, by_column * ew, 1),
-        )
-        return view.reshape(n, rows * columns, -1)
+        size = self.shape[2], self.shape[3]
+        return _unfolded(a, size, self.stride, self.padding, self.dilation)
 
     def _fold(self, columns: Tensor, a: Tensor, delta: Tensor) -> Tensor:
         """Adds patches up to an image, the adjoint of unfolding."""
@@ -388,6 +396,35 @@ class GroupedConvolution(_Convolution):
 
 def _side_by_side(t: Tensor) -> Tensor:
     return t.reshape(1, -1, *t.shape[2:])
+
+
+def _unfolded(
+    a: Tensor,
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    """Patches ``(n, positions, kernel · channels)``, channels last."""
+    (kh, kw), (sh, sw), (ph, pw), (eh, ew) = size, stride, padding, dilation
+    image = nn.functional.pad(a.permute(0, 2, 3, 1), (0, 0, pw, pw, ph, ph))
+    image = image.contiguous()
+    n, height, width, channels = image.shape
+    rows = (height - eh * (kh - 1) - 1) // sh + 1
+    columns = (width - ew * (kw - 1) - 1) // sw + 1
+    by_n, by_row, by_column, _ = image.stride()
+    view = image.as_strided(
+        (n, rows, columns, kh, kw, channels),
+        (by_n, by_row * sh, by_column * sw, by_row * eh, by_column * ew, 1),
+    )
+    return view.reshape(n, rows * columns, -1)
+
+
+def _as(t: Tensor, other: Tensor) -> Tensor:
+    """A contiguous tensor in the other's memory format."""
+    if other.is_contiguous():
+        return t
+    return t.contiguous(memory_format=torch.channels_last)
 
 
 def _like(t: Tensor, other: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ samples of that class among N. Two ways to P:
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -48,13 +49,15 @@ def present_classes(
     Args:
         head: the layer.
         g: its gradient.
-        noise_std: standard deviation of known noise on every entry; entries that it
-            explains prove nothing.
+        noise_std: standard deviation of known noise on every entry; the gradient may
+            show more. Entries that noise explains prove nothing.
 
     Returns:
         One flag per class.
     """
-    most = float(torch.tensor(g.weight.numel()).double().log().mul(2).sqrt()) + 1
+    # The most of so many normal numbers, and a margin.
+    most = math.sqrt(2 * math.log(g.weight.numel())) + 2
+    noise_std = max(noise_std, g.noise)
     below = max(most * noise_std, _ROUNDING * float(g.bias.abs().max()))
     found = g.bias < -below
     if head.nonnegative:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,16 @@ class HeadGradient:
 
     weight: Float[Tensor, "classes features"]
     bias: Float[Tensor, " classes"]
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of what was added to each entry, as the gradient tells.
+
+        p and e_y both add up to 1, so an undisturbed gradient adds up to 0 over
+        classes, feature by feature.
+        """
+        sums = self.weight.sum(0)
+        return float(sums.square().mean().sqrt()) / math.sqrt(len(self.weight))
 
 
 @final

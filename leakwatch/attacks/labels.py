@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,9 @@ from leakwatch.gradients import GradientMap
 from leakwatch.status import OK, Status
 
 __all__ = ["LabelMethod", "Labels", "infer_labels", "label_accuracy"]
+
+# Standard deviations of the noise by which the label's entry must stand out.
+_CLEAR: Final = 6.0
 
 LabelMethod: TypeAlias = Literal["auto", "sign", "minimum", "count"]
 
@@ -145,14 +148,14 @@ def _infer(
             "failed", f"the gradient of {head.name} is zero: it shows no label"
         )
     if rule == "sign":
-        return _sign(head, g)
+        return _sign(head, g, shared.noise_std)
     if rule == "minimum":
         return _minimum(head, g, shared)
     counts, status = count_labels(head, g, shared.images, shared.noise_std)
     return torch.arange(head.classes).repeat_interleave(counts), status
 
 
-def _sign(head: Head, g: HeadGradient) -> tuple[Tensor, Status]:
+def _sign(head: Head, g: HeadGradient, noise_std: float) -> tuple[Tensor, Status]:
     slope = g.bias
     if not head.has_bias:
         # The rows are (p − e_y)_c · a: one direction, of which the label's share is as
@@ -167,7 +170,12 @@ def _sign(head: Head, g: HeadGradient) -> tuple[Tensor, Status]:
             return label[None], status
     label = slope.argmin()
     others = slope[torch.arange(head.classes) != label]
-    if float(others.min()) < -1e-3 * float(slope.abs().max()):
+    noise = max(noise_std, g.noise) if head.has_bias else 0.0
+    if float(others.min() - slope[label]) < _CLEAR * noise:
+        return label[None], Status(
+            "estimated", "noise on the gradient may have hidden the label"
+        )
+    if -float(others.min()) > max(1e-3 * float(slope.abs().max()), _CLEAR * noise):
         count = 1 + int((others < 0).sum())
         return label[None], Status(
             "estimated",

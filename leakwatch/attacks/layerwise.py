@@ -27,6 +27,7 @@ from leakwatch.attacks.kernels import (
     Linear,
 )
 from leakwatch.attacks.paths import Graph, watched_norms
+from leakwatch.attacks.quiet import is_quiet
 from leakwatch.evaluation import SampleLoss, Weights
 
 __all__ = ["LayerwisePath", "Layout", "NotLayerwiseError", "layouts"]
@@ -63,13 +64,12 @@ class _Call:
     out: Tensor
     # When its input is the images themselves; its output is a leaf then.
     first: Convolution | None
-    versions: tuple[int, int]
+    version: int
 
-    def written(self) -> list[str]:
-        """Which of input and output were changed in place after the layer."""
-        now = self.a._version, self.out._version
-        pairs = zip(("a", "out"), self.versions, now, strict=True)
-        return [name for name, before, after in pairs if before != after]
+    @property
+    def written(self) -> bool:
+        """Whether the output was changed in place after the layer."""
+        return self.out._version != self.version
 
 
 @final
@@ -88,12 +88,13 @@ class LayerwisePath:
     most: int | None = None
 
     def __init__(self, loss: SampleLoss, at: Weights, layout: Layout) -> None:
-        self.name = f"layerwise, {layout.replace('_', ' ')}"
+        self.name = self.name_of(layout)
         self._loss = loss
         self._at = at
         self._layout = layout
         self._layers = _layers(loss, at, layout)
-        self._written: set[tuple[int, str]] = set()
+        self._written: set[int] = set()
+        self._settled = False
         self._names = [name for layer in self._layers for name in layer.names]
         self._buffers = [name for name, _ in loss.named_buffers()]
         missing = at.shared.keys() - set(self._names)
@@ -104,6 +105,11 @@ class LayerwisePath:
             )
         sizes = {name: p.numel() for name, p in at.shared.items()}
         self.sizes = [sizes[name] for name in self._names]
+
+    @staticmethod
+    def name_of(layout: Layout) -> str:
+        """The name of the path with this layout."""
+        return f"layerwise, {layout.replace('_', ' ')}"
 
     def graph(self, x: Tensor, y: Tensor, weight: Tensor, features: bool) -> Graph:
         """See :class:`leakwatch.attacks.paths.Path`."""
@@ -118,12 +124,12 @@ class LayerwisePath:
                 watched_norms(self._loss if features else None) as seen,
                 self._recording(batch, calls),
             ):
-                losses = self._loss.batch(self._tensors(), batch, y.flatten(0, 1))
+                losses = self._losses(batch, y.flatten(0, 1))
                 total = losses.view(attacks, images).sum(1) @ (weight / images)
-            written = {(id(c.layer), what) for c in calls for what in c.written()}
+            written = {id(call.layer) for call in calls if call.written}
             if not written - self._written:
                 break
-            # Something wrote into what was recorded: from now on a copy is recorded.
+            # Something wrote into what was recorded: from now on it gets a copy.
             self._written |= written
         deltas = torch.autograd.grad(
             total,
@@ -134,6 +140,26 @@ class LayerwisePath:
         )
         kept = tuple(f.view(attacks, images, *f.shape[1:]) for f in seen)
         return _LayerGraph(self, x, y, batch, calls, deltas, kept)
+
+    def settle(self, x: Tensor, y: Tensor) -> None:
+        """Leaves the weights in the network, if its forward changes nothing in it.
+
+        Taking them out and looking for changes costs as much as a small network's
+        forward.
+
+        Args:
+            x: images of one attack, ``(images, *sample)``.
+            y: their labels.
+        """
+        if is_quiet(self._loss, self._tensors(), x, y):
+            # Puts them in, to stay until ``holding`` ends.
+            self._loss.batch(self._at.shared | self._at.fixed, x, y)
+            self._settled = True
+
+    def _losses(self, batch: Tensor, y: Tensor) -> Tensor:
+        if self._settled:
+            return self._loss.criterion(self._loss.module, batch, y)
+        return self._loss.batch(self._tensors(), batch, y)
 
     def _tensors(self) -> dict[str, Tensor]:
         """All weights; buffers are copied, as a forward may write into them."""
@@ -172,12 +198,9 @@ class LayerwisePath:
                 else:
                     a = a if made.prepare is None else made.prepare(a)
                     out = made.forward(a)
-                if (id(layer), "a") in self._written:
-                    a = a.clone()
                 # A leaf must not be written into at all.
-                copied = first is not None or (id(layer), "out") in self._written
-                versions = a._version, out._version
-                calls.append(_Call(layer, a, out, first, versions))
+                copied = first is not None or id(layer) in self._written
+                calls.append(_Call(layer, a, out, first, out._version))
                 return out.clone() if copied else out
 
             return forward

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import final
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from leakwatch.attacks import distances
-from leakwatch.attacks.choice import PathName, choose
+from leakwatch.attacks.choice import PathName, choose, known
 from leakwatch.attacks.distances import Distance
-from leakwatch.attacks.paths import Path, watched_norms
+from leakwatch.attacks.layerwise import LayerwisePath
+from leakwatch.attacks.paths import Path, VmapPath, watched_norms
 from leakwatch.attacks.priors import BatchStatistics, batch_norm_distance
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.chunking import out_of_memory
@@ -31,7 +33,10 @@ _log = logging.getLogger(__name__)
 # Gradients and their cotangents of one chunk stay below this.
 _CHUNK_BYTES = 512 * 2**20
 # More samples at once leave the cache.
-_CHUNK_SAMPLES = 32
+_CHUNK_SAMPLES = 64
+
+# The paths chosen for networks so far: finding one takes about ten evaluations.
+_CHOICES: WeakKeyDictionary[GradientMap, dict[object, str]] = WeakKeyDictionary()
 
 
 def soft_criterion(
@@ -160,7 +165,6 @@ class MatchingProblem:
         self.chunk_size = chunk_size
         self._layer_weights = layer_weights
         self._loss = SampleLoss(gradients.module, criterion)
-        self._chosen: str | None = None
 
     @contextmanager
     def opened(self) -> Iterator[Matcher]:
@@ -418,13 +422,24 @@ class Matcher:
             self._piece(path, x, y, targets)
 
         problem = self._problem
-        found = choose(self._loss, self._at, problem.path_name, x, y, cost)
+        before = _CHOICES.setdefault(problem.gradients, {})
+        situation = problem.path_name, x.shape, problem.soft_targets
+        common = self._loss, self._at, problem.path_name, x
+        found = None
+        if situation in before:
+            found = known(*common, before[situation])
+        if found is None:
+            found = choose(*common, y, cost)
+        before[situation] = found.name
         self._root = root
-        if found.name == "loop":
+        if not isinstance(found, VmapPath):  # whose weights are not to be left behind
             # Checkpointed parts of a forward run again during the backward pass.
             self._stack.enter_context(self._loss.holding())
+        if isinstance(found, LayerwisePath):
+            found.settle(x[0], y[0].detach().to(self.device))
         self._use(found)
-        _log.debug("attacks on %s take the path %s", type(problem).__name__, found.name)
+        name = type(problem.gradients.module).__name__
+        _log.debug("attacks on %s take the path %s", name, found.name)
 
     def _statistics(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Mean and variance that each BatchNorm layer should see, by order of call."""

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, presets
+from leakwatch.attacks.starts import StartKind
 from leakwatch.callbacks.arguments import check_integer, check_number
 from leakwatch.callbacks.auditing import Audit, Kind, attack_probes, quantities
 from leakwatch.callbacks.base import ProbeCallback
@@ -155,10 +156,11 @@ class InversionAudit(ProbeCallback):
             )
         attacks: dict[Kind, Attack] = {}
         tries = 1
+        begin: StartKind = "normal"
         if worst_case is not None:
-            attacks["near"], _ = _attack("worst_case", worst_case)
+            attacks["near"], _, _ = _attack("worst_case", worst_case)
         if attack is not None:
-            attacks["random"], tries = _attack("attack", attack, steps)
+            attacks["random"], tries, begin = _attack("attack", attack, steps)
         if not attacks:
             raise ValueError(
                 "attack and worst_case are both None, so there is nothing to audit; "
@@ -173,6 +175,7 @@ class InversionAudit(ProbeCallback):
         self.audit = Audit(
             attacks,
             samples,
+            begin,
             restarts or tries,
             check_number("radius", radius, example=0.01),
             self.noise_std,
@@ -268,12 +271,15 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _attack(argument: str, given: Any, steps: int | None = None) -> tuple[Attack, int]:
-    """The attack, and how many tries from random starts it takes by default."""
+def _attack(
+    argument: str, given: Any, steps: int | None = None
+) -> tuple[Attack, int, StartKind]:
+    """The attack, how many tries it takes by default, and where these begin."""
     if isinstance(given, str):
         preset = presets.get(given)
         engine: Any = preset.attack
-        return engine if steps is None else engine.changed(steps=steps), preset.restarts
+        chosen = engine if steps is None else engine.changed(steps=steps)
+        return chosen, preset.restarts, preset.start
     if not callable(getattr(given, "run", None)) or not hasattr(given, "name"):
         raise TypeError(
             f"{argument} must be the name of a preset, an attack object or None, got "
@@ -283,4 +289,4 @@ def _attack(argument: str, given: Any, steps: int | None = None) -> tuple[Attack
         raise ValueError(
             f"steps={steps} is for presets; {argument} is an object with its own."
         )
-    return given, 1
+    return given, 1, "normal"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.attacks.starts import stream
+from leakwatch.attacks.gauss_newton import GaussNewton
+from leakwatch.attacks.starts import StartKind, stream
 from leakwatch.callbacks.observing import observing
 from leakwatch.callbacks.pictures import to_pictures
 from leakwatch.callbacks.probing import Share, device_of
@@ -46,6 +47,7 @@ class Audit:
     Attributes:
         attacks: kind of start → attack.
         samples: how many probes to attack, evenly by class; ``None`` for all.
+        start: where attacks of the kind "random" begin: "normal", "uniform", "zeros".
         restarts: tries from random starts; a near start gets one.
         radius: of near starts, network-input units.
         noise_std: Gaussian noise that the attacked gradients carry.
@@ -57,6 +59,7 @@ class Audit:
 
     attacks: dict[Kind, Attack]
     samples: int | None
+    start: StartKind
     restarts: int
     radius: float
     noise_std: float
@@ -205,7 +208,13 @@ def attack_probes(
             with observing(module):
                 place = device_of(module)
                 found = run_attack(
-                    gradients, x.to(place), y.to(place), members, kind, audit, pixels
+                    gradients,
+                    x.to(place),
+                    y.to(place),
+                    members,
+                    kind,
+                    with_prior(audit, probes, settings),
+                    pixels,
                 )
             columns = judge(found, x, audit.metrics, pixels, settings, constant)
         except Exception as error:
@@ -221,6 +230,21 @@ def attack_probes(
         if shown is not None:
             share.pictures[kind] = shown
     share.seconds += time.perf_counter() - started
+
+
+def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
+    """The audit with the data's mean and variance for attacks that use a prior.
+
+    They are what the Bayesian scores assume, so that both speak of one attacker.
+    """
+    attacks: dict[Kind, Attack] = {}
+    for kind, attack in audit.attacks.items():
+        if isinstance(attack, GaussNewton) and attack.prior_std is None:
+            attack = replace(
+                attack, prior_std=settings.prior_std, prior_mean=probes.prior_mean
+            )
+        attacks[kind] = attack
+    return replace(audit, attacks=attacks)
 
 
 def run_attack(
@@ -268,7 +292,7 @@ def run_attack(
         gradients,
         shared,
         pixels=pixels,
-        start=Start.near(x, audit.radius) if near else Start.normal(),
+        start=Start.near(x, audit.radius) if near else Start(audit.start),
         seed=audit.seed,
         restarts=1 if near else audit.restarts,
         time_limit=audit.time_limit,

@@ -107,6 +107,7 @@ select {
 .legend em { font-style: normal; font-weight: 600; }
 .scroll { overflow: auto; border: 1px solid var(--line); border-radius: 8px;
   background: var(--panel); max-height: 640px; }
+.scroll + p { margin-top: 16px; }
 .scroll:focus-visible { outline: 2px solid var(--accent); }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 13.5px; }
 th, td { padding: 7px 10px; text-align: left; vertical-align: middle;
