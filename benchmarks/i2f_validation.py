@@ -169,10 +169,9 @@ def validate(name: str, args: argparse.Namespace) -> None:
         print("\n| ε/λ₁ | " + " | ".join(f"|dB|, {k}" for k in attacks) + " |")
         print("|" + "---|" * (len(attacks) + 1))
         for epsilon, values in sweep.items():
-            cells = [
-                f"{np.nanmedian(_decibels(np.concatenate(values), np.concatenate(a))):.2f}"
-                for a in achieved.values()
-            ]
+            found = np.concatenate(values)
+            off = [_decibels(found, np.concatenate(a)) for a in achieved.values()]
+            cells = [f"{np.nanmedian(d):.2f}" for d in off]
             print(f"| {epsilon:.0e} | " + " | ".join(cells) + " |")
     if args.figure:
         _draw(name, predicted, achieved, levels, args.figure)
@@ -195,7 +194,6 @@ def _draw(
     levels: list[np.ndarray],
     path: Path,
 ) -> None:
-    import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     scores = ("i2f", "i2f_lb", "i2f_bayes")

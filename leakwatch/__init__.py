@@ -1,8 +1,8 @@
 """Watch how much of each private sample its shared gradient gives away.
 
-``leakwatch.score`` and ``leakwatch.attack`` need PyTorch only. The callbacks for Lightning are in
-:mod:`leakwatch.callbacks`, models and data sets in :mod:`leakwatch.models` and
-:mod:`leakwatch.datamodules`.
+``leakwatch.score`` and ``leakwatch.attack`` need PyTorch only. The callbacks for
+Lightning are in :mod:`leakwatch.callbacks`, models and data sets in
+:mod:`leakwatch.models` and :mod:`leakwatch.datamodules`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from leakwatch.attacks.layerwise import LayerwisePath, NotLayerwiseError, layouts
+from leakwatch.attacks.known_layers import NotLayerwiseError, layouts
+from leakwatch.attacks.layerwise import LayerwisePath
 from leakwatch.attacks.paths import LoopPath, Path, VmapPath
 from leakwatch.evaluation import SampleLoss, UnsupportedModuleError, Weights
 from leakwatch.status import describe_error

@@ -22,7 +22,7 @@ from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start, stream
-from leakwatch.attacks.verdict import mismatch, verdict
+from leakwatch.attacks.verdict import mismatch, uninformed, verdict
 from leakwatch.gradients import GradientMap
 
 __all__ = ["FirstOrder"]
@@ -76,7 +76,8 @@ class FirstOrder:
         ...                           torch.nn.Linear(8, 3))
         >>> gradients = GradientMap(net, dtype=torch.float64)
         >>> x, y = torch.rand(2, 6), torch.tensor([0, 2])
-        >>> found = FirstOrder(optimizer="lbfgs", distance="l2", box=False).run(
+        >>> settings = FirstOrder(optimizer="lbfgs", distance="l2", box=False, steps=20)
+        >>> found = settings.run(
         ...     gradients, SharedGradient.of(gradients, x, y),
         ...     pixels=PixelScale(), start=Start.normal(), seed=0, restarts=2)
         >>> found.images.shape, len(found.status)
@@ -185,7 +186,7 @@ class FirstOrder:
                 logits = _first_logits(shared, restarts, classes, seed).to(x)
             outcome = descent.run(x, labels, logits)
         return self._reconstruction(
-            gradients, shared, start, outcome, labels.to(device), doubts, began
+            gradients, shared, pixels, start, outcome, labels.to(device), doubts, began
         )
 
     def _labels(
@@ -243,6 +244,7 @@ class FirstOrder:
         self,
         gradients: GradientMap,
         shared: SharedGradient,
+        pixels: PixelScale,
         start: Start,
         outcome: Outcome,
         labels: Tensor,
@@ -254,10 +256,13 @@ class FirstOrder:
         images = outcome.images[best, every]
         if outcome.logits is not None:
             labels = outcome.logits[best, every].argmax(-1)
-        rest, turned = mismatch(gradients, shared, images, labels)
+        found = mismatch(gradients, shared, images, labels)
+        bases = uninformed(gradients, shared, labels, pixels)
+        which = 1 if self.distance == "cosine" else 0
         status = verdict(
             shared,
-            turned if self.distance == "cosine" else rest,
+            found[which],
+            base=bases[which],
             out_of_time=outcome.unfinished.all(0),
             diverged=outcome.diverged.all(0),
             doubts=doubts,
@@ -267,7 +272,7 @@ class FirstOrder:
             images=images[:, 0] if single else images,
             labels=labels[:, 0] if single else labels,
             loss=outcome.distance[best, every],
-            relative=rest,
+            relative=found[0],
             status=status,
             iterations=outcome.steps[best, every],
             restart_images=outcome.images,

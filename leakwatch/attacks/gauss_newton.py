@@ -125,6 +125,7 @@ class GaussNewton:
     method: Method = "auto"
     damping: float = 1e-2
     shrink: float = 0.2
+    cycle: int = 0
     products: int = 40
     forcing: float = 0.1
     logits: bool = True
@@ -364,6 +365,7 @@ class _Attempt:
             steps=a.steps,
             damping=a.damping,
             shrink=a.shrink,
+            cycle=a.cycle,
             smoothing=a.smoothing,
             widest=a.widest,
             memory=a.memory,

@@ -36,6 +36,7 @@ class Settings:
     patience: int = 20
     tolerance: float = 1e-12
     shrink: float = 0.2
+    cycle: int = 0
 
 
 @final
@@ -72,7 +73,7 @@ def descend(
     improved = torch.zeros(count, dtype=torch.long)
     damping = torch.full((count,), s.damping, dtype=torch.float64)
     factors = torch.tensor(how.choices, dtype=torch.float64)[:, None]
-    growth = 4.0
+    growth = torch.full((count,), 2.0, dtype=torch.float64)
     streak = torch.zeros(count, dtype=torch.long)
     turn = torch.zeros(count, dtype=torch.long)
     slope = torch.zeros_like(p)
@@ -120,7 +121,7 @@ def descend(
         if o.kinked:
             accept = good | (phi_new < recent[:, a].max(0).values) & (predicted > 0)
         # A Jacobian of an earlier image is replaced before the damping is blamed.
-        blame = ~(stale & ~good)
+        blame = ~(stale & (gain < 0.5))
         yes = a[accept]
         p[yes], r[yes], phi[yes] = trial[accept], r_new[accept], phi_new[accept]
         recent[step % len(recent), a] = phi[a]
@@ -129,15 +130,17 @@ def descend(
         ratio = (1 - (2 * gain.clamp(-1, 1) - 1) ** 3).clamp_min(s.shrink)
         if len(factors) > 1:
             ratio = torch.ones_like(ratio)
-        ratio = torch.where(good, ratio, growth)
+        ratio = torch.where(good, ratio, growth[a])
+        b = a[blame]
+        growth[b] = torch.where(good, 2.0, growth[a] * 2)[blame]
         damping[a[blame]] = (tried[k, each] * ratio).clamp_min(_SMALLEST_DAMPING)[blame]
         failed = a[~good & ~stale]
-        streak[a[good]] = 0
         streak[failed] += 1
-        if o.kinked:
-            again = failed[streak[failed] % 2 == 0]
+        if o.kinked and s.cycle:
+            again = failed[streak[failed] % s.cycle == 0]
             turn[again] += 1
             moved[again] = True
+        streak[a[good]] = 0
         # Kept where the step was as predicted and still large enough to be worth it.
         keep = ~accept & ~stale & ~moved[a]
         keep |= accept & (gain > 0.7) & (gain < 1.4) & (fell < 0.5)

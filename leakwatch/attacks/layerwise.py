@@ -9,22 +9,21 @@ receives everything in one go.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from leakwatch.attacks.kernels import (
-    Affine,
-    Convolution,
-    GroupedConvolution,
-    Kernel,
-    Linear,
+from leakwatch.attacks.convolutions import Convolution
+from leakwatch.attacks.known_layers import (
+    Layer,
+    Layout,
+    NotLayerwiseError,
+    known_layers,
+    layouts,
 )
 from leakwatch.attacks.paths import Graph, watched_norms
 from leakwatch.attacks.quiet import is_quiet
@@ -32,34 +31,10 @@ from leakwatch.evaluation import SampleLoss, Weights
 
 __all__ = ["LayerwisePath", "Layout", "NotLayerwiseError", "layouts"]
 
-_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-Layout = Literal["channels_last", "contiguous"]
-
-
-class NotLayerwiseError(RuntimeError):
-    """The network's shared parameters don't all belong to layers that are known."""
-
-
-@dataclass(frozen=True)
-class _Made:
-    """How a layer is computed with constant weights."""
-
-    kernel: Kernel
-    forward: Callable[[Tensor], Tensor]
-    weight: Tensor | None = None
-    prepare: Callable[[Tensor], Tensor] | None = None  # what comes before the kernel
-
-
-@dataclass(frozen=True)
-class _Layer:
-    module: nn.Module
-    names: tuple[str, ...]
-    made: _Made
-
 
 @dataclass(frozen=True)
 class _Call:
-    layer: _Layer
+    layer: Layer
     a: Tensor
     out: Tensor
     # When its input is the images themselves; its output is a leaf then.
@@ -92,7 +67,7 @@ class LayerwisePath:
         self._loss = loss
         self._at = at
         self._layout = layout
-        self._layers = _layers(loss, at, layout)
+        self._layers = known_layers(loss, at, layout)
         self._written: set[int] = set()
         self._settled = False
         self._names = [name for layer in self._layers for name in layer.names]
@@ -187,7 +162,7 @@ class LayerwisePath:
 
     @contextmanager
     def _recording(self, batch: Tensor, calls: list[_Call]) -> Iterator[None]:
-        def replacement(layer: _Layer) -> Callable[[Tensor], Tensor]:
+        def replacement(layer: Layer) -> Callable[[Tensor], Tensor]:
             def forward(a: Tensor) -> Tensor:
                 made = layer.made
                 first = None
@@ -319,122 +294,3 @@ class _AsIs:
 
 
 _AS_IS = _AsIs()
-
-
-def layouts(loss: SampleLoss) -> tuple[Layout, ...]:
-    """Memory formats for this network's images, the one that is likely faster first.
-
-    Args:
-        loss: module and criterion.
-    """
-    convolutions = [m for m in loss.modules() if isinstance(m, nn.Conv2d)]
-    if any(_fits_registers(m) for m in convolutions):
-        return "contiguous", "channels_last"
-    return "channels_last", "contiguous"
-
-
-def _fits_registers(module: nn.Conv2d) -> bool:
-    # They hold 8 numbers; with other channel counts, or strides, the library's grouped
-    # kernels are several times slower than patches.
-    fits = module.in_channels % 8 == module.out_channels % 8 == 0
-    return fits and module.stride == (1, 1)
-
-
-def _layers(loss: SampleLoss, at: Weights, layout: Layout) -> list[_Layer]:
-    owners: Counter[int] = Counter()
-    for module in loss.modules():
-        owners.update(id(p) for p in module._parameters.values() if p is not None)
-    found = []
-    for name, module in loss.named_modules():
-        # A forward replaced on the instance, or a weight computed from others (the
-        # hooks of weight_norm and pruning) may do anything.
-        if {"forward", "weight", "bias", "_conv_forward"} & vars(module).keys():
-            continue
-        own = {k: p for k, p in module._parameters.items() if p is not None}
-        shared = {k: f"{name}.{k}" for k in own if f"{name}.{k}" in at.shared}
-        known = own.keys() <= {"weight", "bias"}
-        if not shared or not known or any(owners[id(p)] > 1 for p in own.values()):
-            continue
-        tensors = {
-            k: (at.shared | at.fixed)[f"{name}.{k}"].detach()
-            for k in (*own, *module._buffers)
-            if f"{name}.{k}" in at.shared or f"{name}.{k}" in at.fixed
-        }
-        made = _made(module, tensors, ("weight" in shared, "bias" in shared), layout)
-        if made is not None:
-            names = tuple(shared[k] for k in ("weight", "bias") if k in shared)
-            found.append(_Layer(module, names, made))
-    return found
-
-
-def _made(
-    module: nn.Module, t: dict[str, Tensor], has: tuple[bool, bool], layout: Layout
-) -> _Made | None:
-    """How a known layer is computed, ``None`` for others."""
-    kind = type(module)  # exact types: a subclass may do anything
-    weight, bias = t.get("weight"), t.get("bias")
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and kind in _BATCH_NORM:
-        return _batch_norm(module, t, has) if "running_var" in t else None
-    if weight is None:
-        return None
-    if isinstance(module, nn.Linear) and kind is nn.Linear:
-        return _Made(Linear(*has), lambda a: F.linear(a, weight, bias))
-    if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
-        sized = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return _convolution(module, weight, bias, has, layout) if sized else None
-    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
-        shape, eps = module.normalized_shape, module.eps
-        return _Made(
-            Affine(*has, None, len(shape), None, None),
-            lambda a: a * weight if bias is None else torch.addcmul(bias, a, weight),
-            prepare=lambda a: F.layer_norm(a, shape, eps=eps),
-        )
-    if isinstance(module, nn.GroupNorm) and kind is nn.GroupNorm:
-        groups, small = module.num_groups, module.eps
-        return _Made(
-            Affine(*has, 1, 1, None, None),
-            lambda a: _scaled(a, weight, bias),
-            prepare=lambda a: F.group_norm(a, groups, eps=small),
-        )
-    return None
-
-
-def _convolution(
-    module: nn.Conv2d,
-    weight: Tensor,
-    bias: Tensor | None,
-    has: tuple[bool, bool],
-    layout: Layout,
-) -> _Made:
-    large = layout == "contiguous" and _fits_registers(module)
-    grouped = module.groups > 1 or large
-    kernel = (GroupedConvolution if grouped else Convolution)(*has, module)
-    if layout == "channels_last":
-        weight = weight.contiguous(memory_format=torch.channels_last)
-    stride, padding, dilation = module.stride, module.padding, module.dilation
-
-    def forward(a: Tensor) -> Tensor:
-        if a.ndim != 4:
-            raise NotLayerwiseError("a convolution met an input without a batch")
-        return F.conv2d(a, weight, bias, stride, padding, dilation, module.groups)
-
-    return _Made(kernel, forward, weight)
-
-
-def _batch_norm(
-    module: nn.modules.batchnorm._BatchNorm,
-    t: dict[str, Tensor],
-    has: tuple[bool, bool],
-) -> _Made:
-    mean, inverse = t["running_mean"], (t["running_var"] + module.eps).rsqrt()
-    scale = inverse * t["weight"] if "weight" in t else inverse
-    shift = t["bias"] - mean * scale if "bias" in t else -mean * scale
-    kernel = Affine(*has, 1, 1, mean, inverse)
-    return _Made(kernel, lambda a: _scaled(a, scale, shift))
-
-
-def _scaled(a: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    shape = (-1, *[1] * (a.ndim - 2))
-    if shift is None:
-        return a * scale.view(shape)
-    return torch.addcmul(shift.view(shape), a, scale.view(shape))

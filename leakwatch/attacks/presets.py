@@ -192,8 +192,8 @@ LAVP_L2 = register(
         ),
         start="normal",
         restarts=3,
-        source="Hong, Cho, Cho, Ahn, Kim: Foreseeing Reconstruction Quality of Gradient "
-        "Inversion, AAAI 2024",
+        source="Hong, Cho, Cho, Ahn, Kim: Foreseeing Reconstruction Quality of "
+        "Gradient Inversion, AAAI 2024",
         differs="The paper names Adam, total variation and the best of three seeds, "
         "but no weights, steps or lr.",
     )
@@ -214,8 +214,8 @@ LAVP_COSINE = register(
         ),
         start="normal",
         restarts=3,
-        source="Hong, Cho, Cho, Ahn, Kim: Foreseeing Reconstruction Quality of Gradient "
-        "Inversion, AAAI 2024",
+        source="Hong, Cho, Cho, Ahn, Kim: Foreseeing Reconstruction Quality of "
+        "Gradient Inversion, AAAI 2024",
         differs="As for lavp-l2.",
     )
 )

@@ -8,13 +8,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.sharing import SharedGradient
+from leakwatch.attacks.starts import Start
 from leakwatch.gradients import GradientMap
 from leakwatch.status import OK, Status
 
-__all__ = ["MATCHED", "matched_to", "mismatch", "verdict"]
+__all__ = ["MATCHED", "matched_to", "mismatch", "uninformed", "verdict"]
 
-#: A gradient counts as matched when the rest is at most this part of it.
+#: A gradient counts as matched when the rest is at most this part of what images that
+#: know nothing leave.
 MATCHED = 0.1
 
 _CHUNK = 32
@@ -57,15 +60,58 @@ def mismatch(
     return found[0], found[1]
 
 
-def matched_to(shared: SharedGradient) -> Float[Tensor, " targets"]:
+def uninformed(
+    gradients: GradientMap,
+    shared: SharedGradient,
+    labels: Int[Tensor, "targets images"],
+    pixels: PixelScale,
+) -> tuple[Float[Tensor, " targets"], Float[Tensor, " targets"]]:
+    """How far the gradients of images are that know nothing of the sample.
+
+    Much of a gradient may not depend on the image at all: in a sigmoid LeNet any image
+    with the right label comes within 15 %. Only the rest is there to be matched.
+
+    Args:
+        gradients: the map from samples to gradients.
+        shared: the targets.
+        labels: as the attacker has them.
+        pixels: range of the images.
+
+    Returns:
+        The two measures of :func:`mismatch`, for uniform noise or a plain grey image,
+        whichever is nearer.
+    """
+    size = {
+        "targets": shared.targets,
+        "images": shared.images,
+        "shape": shared.sample_shape,
+        "pixels": pixels,
+        "index": shared.index,
+        "dtype": gradients.dtype,
+        "device": next(gradients.module.parameters()).device,
+    }
+    noise = Start.uniform().draw(**size)[0]  # type: ignore[arg-type]
+    bounds = pixels.box(noise)
+    middle = noise.new_tensor(0.5) if bounds is None else (bounds[0] + bounds[1]) / 2
+    guesses = (noise, middle.expand(noise.shape).contiguous())
+    found = [mismatch(gradients, shared, guess, labels) for guess in guesses]
+    return (
+        torch.minimum(found[0][0], found[1][0]),
+        torch.minimum(found[0][1], found[1][1]),
+    )
+
+
+def matched_to(
+    shared: SharedGradient, base: Float[Tensor, " targets"] | None = None
+) -> Float[Tensor, " targets"]:
     """The relative rest up to which a gradient counts as matched.
 
-    :data:`MATCHED`, and with noise of known size what that leaves at the true input:
-    √(MATCHED² + (1.1 s √d_θ/‖g*‖)²). From 1 on, an image with no gradient at all would
-    do, and matching says nothing.
+    :data:`MATCHED` · min(1, base), and with noise of known size what that leaves at the
+    true input: the root of the sum of that squared and (1.1 s √d_θ/‖g*‖)².
 
     Args:
         shared: the targets.
+        base: what :func:`uninformed` images leave. Default: 1.
 
     Returns:
         ``(targets,)``, float64.
@@ -73,14 +119,20 @@ def matched_to(shared: SharedGradient) -> Float[Tensor, " targets"]:
     g = shared.gradient.double()
     length = g.norm(dim=1).clamp_min(torch.finfo(g.dtype).tiny)
     noise = 1.1 * shared.noise_std * math.sqrt(g.shape[1]) / length
-    out: Tensor = (noise.square() + MATCHED**2).sqrt()
+    part = MATCHED * _at_most_one(base, length)
+    out: Tensor = (noise.square() + part.square()).sqrt()
     return out
+
+
+def _at_most_one(base: Tensor | None, like: Tensor) -> Tensor:
+    return torch.ones_like(like) if base is None else base.to(like).clamp_max(1.0)
 
 
 def verdict(
     shared: SharedGradient,
     relative: Float[Tensor, " targets"],
     *,
+    base: Float[Tensor, " targets"] | None = None,
     out_of_time: Bool[Tensor, " targets"] | None = None,
     diverged: Bool[Tensor, " targets"] | None = None,
     doubts: tuple[str, ...] | None = None,
@@ -95,6 +147,7 @@ def verdict(
         shared: the targets.
         relative: the rest of the gradient that was not matched; for attacks that only
             match the direction, of the direction.
+        base: what :func:`uninformed` images leave of the same.
         out_of_time: targets whose attacks were stopped by the clock.
         diverged: targets whose attacks all ended in values that are not finite.
         doubts: what else may have failed, such as inferred labels; empty for nothing.
@@ -102,8 +155,9 @@ def verdict(
     Returns:
         A status for each target.
     """
-    limit = matched_to(shared).tolist()
-    lengths = shared.gradient.double().norm(dim=1).tolist()
+    length = shared.gradient.double().norm(dim=1)
+    lengths, limit = length.tolist(), matched_to(shared, base).tolist()
+    most = _at_most_one(base, length).tolist()
     found = []
     for i, rest in enumerate(relative.tolist()):
         doubt = f" {doubts[i]}" if doubts is not None and doubts[i] else ""
@@ -111,16 +165,19 @@ def verdict(
         broken = diverged is not None and bool(diverged[i])
         if lengths[i] == 0:
             found.append(Status("failed", "the shared gradient is zero."))
-        elif limit[i] >= 1:
+        elif limit[i] >= most[i]:
             text = (
-                "the noise is as large as the gradient, so matching it says nothing;"
-                " the attack's assumption of an informative gradient fails."
+                "the noise is as large as what the gradient says about the image, so "
+                "matching it proves nothing; the attack's assumption of an informative "
+                "gradient fails."
             )
             found.append(Status("not converged", text + doubt))
         elif rest <= limit[i]:
             found.append(OK)
         else:
             text = f"{_percent(rest)} of the gradient was not matched"
+            if most[i] < 1:
+                text += f", where any image leaves {_percent(most[i])}"
             if late:
                 text += " when time was over; allow more."
             elif broken:
@@ -135,4 +192,4 @@ def verdict(
 
 
 def _percent(rest: float) -> str:
-    return f"{100 * rest:.0f} %" if rest < 10 else "more than all"
+    return f"{100 * rest:.2g} %" if rest < 1 else "all"

@@ -8,7 +8,13 @@ from torch import nn
 
 from leakwatch.attacks import PixelScale, SharedGradient, Start
 from leakwatch.attacks.distances import available, get
-from leakwatch.attacks.verdict import MATCHED, matched_to, mismatch, verdict
+from leakwatch.attacks.verdict import (
+    MATCHED,
+    matched_to,
+    mismatch,
+    uninformed,
+    verdict,
+)
 from leakwatch.gradients import GradientMap
 
 
@@ -214,5 +220,29 @@ def test_verdicts_judge_the_rest_against_the_noise() -> None:
         doubts=("", "The labels were inferred: ok."),
     )
     assert words[0].word == "ok"
-    assert words[1].reason.startswith("more than all of the gradient")
+    assert words[1].reason.startswith("all of the gradient was not matched;")
     assert words[1].reason.endswith("The labels were inferred: ok.")
+
+
+def test_what_any_image_matches_does_not_count() -> None:
+    # The bias hides the image: nearly all of the gradient is the same for any input.
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[1].weight.mul_(1e-3)
+    gradients = GradientMap(net, dtype=torch.float64)
+    x = torch.full((2, 1, 2, 2), 0.5, dtype=torch.float64)
+    x = x + 0.01 * torch.randn(x.shape, dtype=torch.float64)
+    y = torch.tensor([0, 1])
+    shared = SharedGradient.of(gradients, x, y)
+    base, _ = uninformed(gradients, shared, y[:, None], PixelScale())
+    grey = torch.full_like(x, 0.5)
+    rest, _ = mismatch(gradients, shared, grey[:, None], y[:, None])
+    assert bool((base <= rest).all())
+    assert bool((rest < MATCHED).all())
+    assert [s.word for s in verdict(shared, rest)] == ["ok", "ok"]
+    judged = verdict(shared, rest, base=base)
+    assert [s.word for s in judged] == ["not converged"] * 2
+    assert "where any image leaves" in judged[0].reason
+    right, _ = mismatch(gradients, shared, x[:, None], y[:, None])
+    assert [s.word for s in verdict(shared, right, base=base)] == ["ok", "ok"]
+    torch.testing.assert_close(matched_to(shared, base), MATCHED * base)

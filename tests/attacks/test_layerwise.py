@@ -9,7 +9,8 @@ from cases import CLASSES
 from torch import Tensor, nn
 
 from leakwatch.attacks.choice import known
-from leakwatch.attacks.layerwise import LayerwisePath, Layout, NotLayerwiseError
+from leakwatch.attacks.known_layers import Layout, NotLayerwiseError
+from leakwatch.attacks.layerwise import LayerwisePath
 from leakwatch.attacks.paths import LoopPath
 from leakwatch.attacks.quiet import is_quiet
 from leakwatch.evaluation import SampleLoss, evaluating
