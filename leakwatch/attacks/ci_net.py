@@ -124,7 +124,7 @@ class CINetAttack:
                 tick=plan.tick(),
             )
         return reconstruction(
-            plan, gradients, found, labels, doubts, self.name, self.distance
+            plan, gradients, pixels, found, labels, doubts, self.name, self.distance
         )
 
     def changed(self, **fields: object) -> CINetAttack:

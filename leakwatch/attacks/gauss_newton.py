@@ -20,7 +20,7 @@ from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start
-from leakwatch.attacks.verdict import mismatch, verdict
+from leakwatch.attacks.verdict import mismatch, uninformed, verdict
 from leakwatch.gradients import GradientMap
 
 __all__ = ["GaussNewton", "Method"]
@@ -125,11 +125,11 @@ class GaussNewton:
     method: Method = "auto"
     damping: float = 1e-2
     shrink: float = 0.2
-    cycle: int = 0
+    cycle: int = 4
     products: int = 40
     forcing: float = 0.1
     logits: bool = True
-    smoothing: float = 0.5
+    smoothing: float = 0.3
     widest: float = 0.3
     memory: int = 4
     patience: int = 20
@@ -229,7 +229,11 @@ class GaussNewton:
             loss=losses[best, every].to(device),
             relative=rest,
             status=verdict(
-                shared, rest, out_of_time=late.to(device), doubts=attempt.doubts
+                shared,
+                rest,
+                base=uninformed(gradients, shared, attempt.labels, pixels)[0],
+                out_of_time=late.to(device),
+                doubts=attempt.doubts,
             ),
             iterations=taken[best, every].to(device),
             restart_images=pixels.to_input(images).to(device, gradients.dtype),

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from leakwatch.attacks.candidate_search import Found
 from leakwatch.attacks.labels import infer_labels
+from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start
-from leakwatch.attacks.verdict import mismatch, verdict
+from leakwatch.attacks.verdict import mismatch, uninformed, verdict
 from leakwatch.gradients import GradientMap
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def labels_of(
 def reconstruction(
     plan: Plan,
     gradients: GradientMap,
+    pixels: PixelScale,
     found: Found,
     labels: Int[Tensor, "targets images"],
     doubts: tuple[str, ...],
@@ -154,6 +156,7 @@ def reconstruction(
     Args:
         plan: of the attack.
         gradients: the map.
+        pixels: range of the images.
         found: of all attacks.
         labels: of each target.
         doubts: what may be wrong with them, empty for nothing.
@@ -170,10 +173,13 @@ def reconstruction(
     at = torch.arange(shape[1], device=best.device)
     chosen = images[best, at]
     labels = labels.to(chosen.device)
-    rest, turned = mismatch(gradients, plan.shared, chosen, labels)
+    rests = mismatch(gradients, plan.shared, chosen, labels)
+    bases = uninformed(gradients, plan.shared, labels, pixels)
+    which = 1 if distance == "cosine" else 0
     status = verdict(
         plan.shared,
-        turned if distance == "cosine" else rest,
+        rests[which],
+        base=bases[which],
         out_of_time=torch.full((shape[1],), found.stopped),
         diverged=torch.tensor(found.broken).view(shape).all(0),
         doubts=doubts,
@@ -183,7 +189,7 @@ def reconstruction(
         images=chosen[:, 0] if single else chosen,
         labels=labels[:, 0] if single else labels,
         loss=loss[best, at],
-        relative=rest,
+        relative=rests[0],
         status=status,
         iterations=found.steps.view(shape)[best, at],
         restart_images=images,

@@ -162,7 +162,7 @@ class GIASAttack:
                     matcher, plan, fresh, latents, labels, plan.targets, scale, 0
                 )
         return reconstruction(
-            plan, gradients, found, labels, doubts, self.name, self.distance
+            plan, gradients, pixels, found, labels, doubts, self.name, self.distance
         )
 
     def changed(self, **fields: object) -> GIASAttack:

@@ -20,6 +20,8 @@ __all__ = ["Found", "Settings", "descend"]
 _SMALLEST_DAMPING = 1e-15
 _LARGEST_DAMPING = 1e8
 _POOR = 1e-3
+# A relative residual that rounding may stop from falling further.
+_CLOSE = 1e-6
 _WIDTHS = torch.tensor([1.0, 0.25, 4.0], dtype=torch.float64)
 
 
@@ -159,7 +161,8 @@ def descend(
                 )
             )
         done = (best_r[a] <= s.tolerance) | (damping[a] > _LARGEST_DAMPING)
-        done |= step - improved[a] > s.patience
+        patience = torch.where(best_r[a] < _CLOSE, s.patience // 4, s.patience)
+        done |= step - improved[a] > patience
         done |= (predicted <= 1e-14 * phi[a]) & ~accept & ~stale
         alive[a[done]] = False
         how.forget(rows[a[done]])
