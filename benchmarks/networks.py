@@ -92,7 +92,8 @@ def pixels(name: str, *, train: bool) -> tuple[Tensor, Tensor]:
 def load(name: str = "MNIST", images: int = 32) -> Data:
     """The first test images, evenly by class, none of which was trained on."""
     x, y = pixels(name, train=False)
-    order = [int((y == c).nonzero()[i]) for i in range(-(-images // 10)) for c in range(10)]
+    each = range(-(-images // 10))
+    order = [int((y == c).nonzero()[i]) for i in each for c in range(10)]
     x, y = x[order[:images]], y[order[:images]]
     train, _ = pixels(name, train=True)
     mean, std = _SCALE[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 from collections.abc import Sequence
 from typing import Literal
@@ -103,6 +104,16 @@ def attack(
         >>> found.images.shape, found.restart_loss.shape
         (torch.Size([2, 1, 3, 3]), torch.Size([3, 2]))
     """
+    for name, value in (("steps", steps), ("restarts", restarts), ("images", images)):
+        _check(name, value, int, 1)
+    _check("seed", seed, int, 0)
+    for name, number in (
+        ("noise_std", noise_std),
+        ("radius", radius),
+        ("data_range", data_range),
+        ("time_limit", time_limit),
+    ):
+        _check(name, number, float, 0)
     chosen = presets.get(preset) if isinstance(preset, str) else None
     engine = _configured(chosen.attack if chosen else preset, steps, overrides)
     if labels not in ("known", "inferred"):
@@ -126,6 +137,7 @@ def attack(
     if not isinstance(kind, Start):
         kind = Start.near(x, radius) if kind == "near" else Start(kind)
     pixels = _pixels(mean, std, data_range)
+    _check_range(pixels.to_pixels(x), pixels)
     if restarts is None:
         restarts = chosen.restarts if chosen else 1
     line = _Line() if progress is True else None
@@ -145,13 +157,39 @@ def attack(
             line.end()
 
 
+def _check(name: str, value: object, kind: type, least: int) -> None:
+    """Raises unless a number is of its kind and at least ``least``."""
+    if value is None:
+        return
+    accepted = numbers.Integral if kind is int else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, accepted):
+        words = "an integer" if kind is int else "a number"
+        raise TypeError(f"{name} must be {words}, got {value!r}.")
+    if not (math.isfinite(value) and value >= least):  # type: ignore[operator]
+        raise ValueError(f"{name} must be finite and at least {least}, got {value!r}.")
+
+
+def _check_range(seen: Tensor, pixels: PixelScale) -> None:
+    """Raises if the true images lie where the attack may not look."""
+    if pixels.low is None or pixels.high is None:
+        return
+    least, most = float(seen.amin()), float(seen.amax())
+    slack = 1e-3 * (pixels.high - pixels.low)
+    if least < pixels.low - slack or most > pixels.high + slack:
+        raise ValueError(
+            f"the samples' pixels lie in [{least:.3g}, {most:.3g}], outside of "
+            f"[{pixels.low:g}, {pixels.high:g}] in which the attack looks for them; "
+            f"give the mean and std of the normalisation, or the right data_range."
+        )
+
+
 def _configured(
     engine: object, steps: int | None, overrides: dict[str, object]
 ) -> Attack:
     changes = dict(overrides) if steps is None else {"steps": steps, **overrides}
     if isinstance(engine, FirstOrder):
         return engine.changed(**changes)
-    if not hasattr(engine, "run"):
+    if isinstance(engine, type) or not hasattr(engine, "run"):
         raise TypeError(
             f"preset must be the name of one or an attack with a run method, got a "
             f"{type(engine).__name__}."

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.gn_descent import Found, Settings, descend
+from leakwatch.attacks.gn_descent import Descent, Found, Settings
 from leakwatch.attacks.gn_objective import Objective
 from leakwatch.attacks.gn_slopes import logit_slopes
 from leakwatch.attacks.gn_steps import DenseSteps, MatrixFreeSteps
@@ -19,7 +19,7 @@ from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import SharedGradient
-from leakwatch.attacks.starts import Start
+from leakwatch.attacks.starts import Start, stream
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
 from leakwatch.gradients import GradientMap
 
@@ -34,6 +34,10 @@ _DENSE_BYTES = 256 * 2**20
 _UNIFORM_STD = 1 / math.sqrt(12)
 # Matched to this relative rest, a target needs no further restart.
 _EXACT = 1e-4
+# With this relative rest a ReLU network's image is nearly right, and held by kinks:
+# it is shaken by these parts of the range, instead of forgotten.
+_NEARLY = 0.15
+_KICKS = (0.03, 0.01, 0.1)
 # Slopes of the logits with more noise than this mislead.
 _NOISY = 0.3
 
@@ -77,7 +81,8 @@ class GaussNewton:
     - **The exact box.** Pixels pressed against their range drop out of the unknowns;
       images with a plain background leave few.
 
-    Restarts are waves: targets that are matched take no part in the next.
+    Restarts are waves: targets that are matched take no part in the next. For ReLU
+    networks a wave begins at the best image so far, shaken, where that is nearly right.
 
     Args:
         name: recorded in results.
@@ -124,8 +129,6 @@ class GaussNewton:
     steps: int = 60
     method: Method = "auto"
     damping: float = 1e-2
-    shrink: float = 0.2
-    cycle: int = 4
     products: int = 40
     forcing: float = 0.1
     logits: bool = True
@@ -200,20 +203,25 @@ class GaussNewton:
         if time_limit is not None:
             attempt.deadline = began + time_limit
         first = attempt.first_images(seed, restarts, initial)
-        every = torch.arange(shared.targets)
-        images, losses = first.clone(), torch.full(first.shape[:2], math.inf).double()
-        taken = torch.zeros(first.shape[:2], dtype=torch.long)
-        late = torch.zeros(shared.targets, dtype=torch.bool)
+        images, losses = first.clone(), first.new_full(first.shape[:2], math.inf)
+        taken = torch.zeros_like(losses, dtype=torch.long)
+        every = torch.arange(shared.targets, device=first.device)
+        rest = torch.full_like(losses[0], math.inf)
+        late = torch.zeros_like(every, dtype=torch.bool)
         pending = every
         for wave in range(restarts):
             attempt.wave, attempt.waves = wave, restarts
+            if wave:
+                known = images[losses.argmin(0), every]
+                attempt.kick(seed, wave, first[wave], known, rest)
             found = attempt.descent(pending, first[wave, pending].flatten(1))
             images[wave, pending] = found.p.view(-1, *first.shape[2:])
-            rest = attempt.rest(pending, images[wave, pending])
-            losses[wave, pending] = 0.5 * (rest * attempt.length[pending]).square()
+            reached = attempt.rest(pending, images[wave, pending])
+            losses[wave, pending] = 0.5 * (reached * attempt.length[pending]).square()
             taken[wave, pending] = found.steps
             late[pending] = found.late
-            pending = pending[rest > attempt.matched[pending]]
+            rest[pending] = torch.minimum(rest[pending], reached)
+            pending = every[rest > attempt.matched]
             if len(pending) == 0 or attempt.over:
                 break
         best = losses.argmin(0)
@@ -279,7 +287,8 @@ class _Attempt:
         self.attack, self.gradients, self.shared = attack, gradients, shared
         self.pixels, self.start, self.progress = pixels, start, progress
         self.deadline: float | None = None
-        self.wave, self.waves, self.done = 0, 1, 0
+        self.wave, self.waves = 0, 1
+        self.range = pixels.data_range or 1.0
         self.labels, self.doubts = _labels(gradients, shared)
         target = shared.gradient.double()
         self.length = target.norm(dim=1).clamp_min(torch.finfo(target.dtype).tiny)
@@ -296,12 +305,14 @@ class _Attempt:
             slopes = logit_slopes(gradients, shared, self.labels[:, 0])
         noisy = shared.noise_std > 0 and (
             not start.practical
-            or slopes is not None
-            and bool(
-                (
-                    shared.noise_std * math.sqrt(slopes.shape[1])
-                    > _NOISY * slopes.norm(dim=1)
-                ).any()
+            or (
+                slopes is not None
+                and bool(
+                    (
+                        shared.noise_std * math.sqrt(slopes.shape[1])
+                        > _NOISY * slopes.norm(dim=1)
+                    ).any()
+                )
             )
         )
         self.easier = None if slopes is None or noisy else self._objective(slopes)
@@ -338,6 +349,23 @@ class _Attempt:
             )
         return self.pixels.to_pixels(self.pixels.clamp(x) if self.attack.box else x)
 
+    def kick(
+        self, seed: int, wave: int, first: Tensor, known: Tensor, rest: Tensor
+    ) -> None:
+        """Begins from a shaken copy of the best image, where kinks hold it fast."""
+        if not self.exact.kinked:
+            return
+        size = _KICKS[(wave - 1) % len(_KICKS)] * self.range
+        names = self.shared.index or range(self.shared.targets)
+        for i, name in enumerate(names):
+            if float(rest[i]) < _NEARLY:
+                noise = torch.randn(
+                    first.shape[1:],
+                    dtype=torch.float64,
+                    generator=stream(seed, name, wave, 2),
+                )
+                first[i] = known[i] + size * noise.to(first)
+
     def rest(self, targets: Tensor, images: Tensor) -> Float[Tensor, " targets"]:
         """‖g − g̃‖/‖g̃‖ of some targets, float64."""
         r = self.exact.residual(targets, images.flatten(1)).norm(dim=1)
@@ -360,7 +388,7 @@ class _Attempt:
         a = self.attack
         how: DenseSteps | MatrixFreeSteps
         numbers = self.shared.gradient.shape[1] * objective.size
-        if a.method == "dense" or a.method == "auto" and 8 * numbers <= _DENSE_BYTES:
+        if a.method == "dense" or (a.method == "auto" and 8 * numbers <= _DENSE_BYTES):
             how = DenseSteps(objective, self.deadline)
         else:
             how = MatrixFreeSteps(objective, a.products, a.forcing)
@@ -368,8 +396,6 @@ class _Attempt:
         settings = Settings(
             steps=a.steps,
             damping=a.damping,
-            shrink=a.shrink,
-            cycle=a.cycle,
             smoothing=a.smoothing,
             widest=a.widest,
             memory=a.memory,
@@ -379,16 +405,8 @@ class _Attempt:
         bounds = None
         if a.box and self.pixels.low is not None and self.pixels.high is not None:
             bounds = self.pixels.low, self.pixels.high
-        return descend(
-            objective,
-            how,
-            settings,
-            targets,
-            p,
-            bounds,
-            deadline=self.deadline,
-            report=self._report,
-        )
+        state = Descent(objective, how, settings, targets, p, bounds)
+        return state.run(deadline=self.deadline, report=self._report)
 
     def _objective(self, labels: Tensor) -> Objective:
         low, high = self.pixels.low, self.pixels.high

@@ -4,17 +4,17 @@ The gradient of a ReLU network is a discontinuous function of its input: when th
 pre-activation z of a unit changes sign, everything that flows back through the unit
 appears or disappears. The Jacobian that autograd forms knows nothing of these jumps,
 although in a wide network there are thousands of them between two nearby images, and
-they make most of the difference of two gradients. One jump can't be predicted; their sum
-can. With a spread :math:`\tau` of z between the images, the derivative of the step
+they make most of the difference of two gradients. One jump can't be predicted; their
+sum can. With a spread :math:`\tau` of z between the images, the derivative of the step
 function :math:`[z > 0]` is on average a bump,
 
 .. math:: \frac{d}{dz}[z > 0] \approx
     \frac{1}{\tau\sqrt{2\pi}}\, e^{-z^2/2\tau^2},
 
 which tends to the exact derivative, zero for almost all z, as :math:`\tau \to 0`.
-Values and first derivatives stay exact, only products with J change: a Gauss–Newton step
-with them is one on the gradient averaged over nearby images (randomised smoothing, Duchi,
-Bartlett & Wainwright 2012), at the cost of a single one.
+Values and first derivatives stay exact, only products with J change: a Gauss–Newton
+step with them is one on the gradient averaged over nearby images (randomised smoothing,
+Duchi, Bartlett & Wainwright 2012), at the cost of a single one.
 """
 
 from __future__ import annotations

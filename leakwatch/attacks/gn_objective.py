@@ -1,4 +1,4 @@
-r"""What a Gauss–Newton attack makes small, and its derivatives, for many images at once.
+r"""What a Gauss–Newton attack makes small, and its derivatives, for many images.
 
 .. math:: \varphi(x) = \tfrac12 \frac{\|g(x) - \tilde g\|^2}{\|\tilde g\|^2}
     + \tfrac12 \rho^2 \|x - \mu\|^2, \qquad
@@ -31,9 +31,9 @@ def fixed_logit_gradient(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
     The gradient of cross-entropy is :math:`\sum_k \delta_k \nabla_\theta z_k(x)` with
     logits z and δ = softmax(z) − e_y. The last bias' gradient *is* δ at the private
-    image, so an attacker can match :math:`\sum_k \delta^*_k \nabla_\theta z_k(x)`: equal
-    at the private image, and without the exponentials that make a confident network's
-    gradient vary over orders of magnitude from image to image.
+    image, so an attacker can match :math:`\sum_k \delta^*_k \nabla_\theta z_k(x)`:
+    equal at the private image, and without the exponentials that make a confident
+    network's gradient vary over orders of magnitude from image to image.
 
     Args:
         module: gives logits ``(batch, classes)``.
@@ -93,6 +93,7 @@ class Objective:
     Attributes:
         size: unknowns of one attack.
         weight: ρ², ``(attacks,)``.
+        noise: expected norm of the noise relative to ‖g̃‖, ``(attacks,)``.
         kinked: whether the network has kinks that are smoothed; known after the first
             value.
     """
@@ -144,6 +145,7 @@ class Objective:
         shape = torch.ones(images, *sample_shape, dtype=torch.float64, device=device)
         self.input_scale = (shape / pixels.input_std(shape)).reshape(-1)
         self.weight = (noise_std / (prior_std * self.scale)) ** 2
+        self.noise = noise_std * target.shape[1] ** 0.5 / self.scale
         centre = torch.zeros_like(shape)
         if prior_mean is not None:
             centre = prior_mean.to(shape).expand_as(shape)
@@ -163,27 +165,30 @@ class Objective:
         self, rows: Int[Tensor, " rows"], p: Float[Tensor, "rows n"]
     ) -> Float[Tensor, "rows d_theta"]:
         """(g(x) − g̃)/‖g̃‖."""
-        x, y, w = self._samples(rows, p, torch.zeros(len(rows)))
+        x, y, w = self._samples(rows, p, torch.zeros_like(self.scale[rows]))
         if self._products.path == "auto":
             # The map is examined at its first call: not with smoothed kinks, whose
             # derivative is on purpose not that of the gradient.
             self._products(x[:2], y[:2], w[:2])
         g = self._map(x, y, w).view(len(rows), self.images, -1).sum(1)
-        return g - self._unit[rows]
+        apart: Tensor = g - self._unit[rows]
+        return apart
 
     def value(
         self, rows: Int[Tensor, " rows"], p: Tensor, residual: Tensor
     ) -> Float[Tensor, " rows"]:
         """φ at p, from its residual."""
         prior = self.weight[rows] * (p - self.centre).square().sum(1)
-        return 0.5 * (residual.square().sum(1) + prior)
+        found: Tensor = 0.5 * (residual.square().sum(1) + prior)
+        return found
 
     def slope(
         self, rows: Int[Tensor, " rows"], p: Tensor, residual: Tensor, width: Tensor
     ) -> Float[Tensor, "rows n"]:
         """∇φ, with kinks smoothed."""
         pull = self._pull(self._map, rows, p, residual, width)
-        return pull + self.weight[rows, None] * (p - self.centre)
+        found: Tensor = pull + self.weight[rows, None] * (p - self.centre)
+        return found
 
     def push(
         self, rows: Int[Tensor, " rows"], p: Tensor, v: Tensor, width: Tensor
@@ -204,7 +209,8 @@ class Objective:
         self, row: int, p: Float[Tensor, " n"], width: Tensor
     ) -> Float[Tensor, "n n"]:
         """JᵀJ/‖g̃‖² of one attack, formed from a dense J."""
-        x, y, w = self._samples(torch.tensor([row]), p[None], width[None])
+        rows = torch.tensor([row], device=p.device)
+        x, y, w = self._samples(rows, p[None], width[None])
         if self.images == 1:
             return gram(
                 self._products,
@@ -241,7 +247,9 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Network inputs, labels with widths, and weights of the loss, by sample."""
         x = self.to_input(p).flatten(0, 1)
-        own = (rows[:, None] * self.images + torch.arange(self.images)).flatten()
+        own = (
+            rows[:, None] * self.images + torch.arange(self.images, device=rows.device)
+        ).flatten()
         widths = width.to(x).repeat_interleave(self.images)
         y = torch.cat([self._labels[own], widths[:, None]], 1)
         w = (1 / self.scale[rows] / self.images).repeat_interleave(self.images)

@@ -1,10 +1,10 @@
 r"""The quadratic model of one step, minimised over a box with a dense matrix.
 
 Minimise ½ ΔᵀMΔ + bᵀΔ over low ≤ Δ ≤ high by the primal–dual active set method
-(Hintermüller, Ito & Kunisch 2002): guess which pixels are pressed against the box, solve
-for the others, and correct the guess by the signs of multipliers and violations. It ends
-after a few guesses, and every guess costs a Cholesky factor of the free pixels only:
-images with a plain background have few of them.
+(Hintermüller, Ito & Kunisch 2002): guess which pixels are pressed against the box,
+solve for the others, and correct the guess by the signs of multipliers and violations.
+It ends after a few guesses, and every guess costs a Cholesky factor of the free
+pixels only: images with a plain background have few of them.
 """
 
 from __future__ import annotations

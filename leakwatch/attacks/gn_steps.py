@@ -30,7 +30,6 @@ class Point:
         residual: (g − g̃)/‖g̃‖.
         slope: ∇φ.
         width: τ of the kinks.
-        fresh: whether the Jacobian may have changed since the last step.
     """
 
     def __init__(
@@ -58,18 +57,18 @@ class Point:
 class Steps(Protocol):
     """A way to find the next images."""
 
-    choices: tuple[float, ...]
-    """Factors of the damping that are tried in one step."""
+    def renew(self, rows: Int[Tensor, " rows"]) -> None:
+        """Forgets what belongs to an image, of attacks that move on."""
 
-    def renew(self, at: Point) -> None:
-        """Forgets the Jacobians of these attacks."""
+    def forget(self, rows: Int[Tensor, " rows"]) -> None:
+        """Frees memory of attacks that ended."""
 
     def step(
         self,
         at: Point,
-        damping: Float[Tensor, "choices rows"],
+        damping: Float[Tensor, " rows"],
         bounds: tuple[float, float] | None,
-    ) -> tuple[Float[Tensor, "choices rows n"], Float[Tensor, "choices rows"]]:
+    ) -> tuple[Float[Tensor, "rows n"], Float[Tensor, " rows"]]:
         """The next images and the decrease of φ that the model predicts.
 
         Args:
@@ -90,22 +89,21 @@ class DenseSteps:
     direction (Shamanskii 1967): steps after the first cost one vjp and a factorisation.
     """
 
-    choices = (1.0,)
-
     def __init__(self, objective: Objective, deadline: float | None = None) -> None:
         self.objective, self.deadline = objective, deadline
         self._grams: dict[int, Tensor] = {}
         self._age: dict[int, int] = {}
         self.formed = 0
 
-    def renew(self, at: Point) -> None:
+    def renew(self, rows: Tensor) -> None:
         """Forgets H of these attacks."""
-        for row in at.rows.tolist():
+        for row in rows.tolist():
             self._grams.pop(row, None)
 
     def stale(self, rows: Tensor) -> Tensor:
         """Whether H was formed before the last step."""
-        return torch.tensor([self._age[row] > 0 for row in rows.tolist()])
+        ages = [self._age.get(row, 0) > 0 for row in rows.tolist()]
+        return torch.tensor(ages, device=rows.device)
 
     def forget(self, rows: Tensor) -> None:
         """Frees memory of attacks that ended."""
@@ -117,28 +115,25 @@ class DenseSteps:
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
         o = self.objective
-        trial = at.p.expand(len(damping), -1, -1).clone()
-        predicted = torch.zeros_like(damping)
+        trial, predicted = at.p.clone(), torch.zeros_like(damping)
         for i, row in enumerate(at.rows.tolist()):
             self._age[row] = self._age.get(row, 0) + 1
             if self.deadline is not None and time.perf_counter() > self.deadline:
-                continue
+                break
             if row not in self._grams:
                 h = o.gram(row, at.p[i], at.width[i])
                 h.diagonal().add_(o.weight[row])
-                self._grams[row] = h
-                self._age[row] = 0
+                self._grams[row], self._age[row] = h, 0
                 self.formed += 1
             h = self._grams[row]
             if not bool(torch.isfinite(h).all()):
                 continue
-            low, high = _room(at.p[i], bounds)
-            mean, m = h.diagonal().mean(), h.clone()
-            for k in range(len(damping)):
-                m.diagonal().copy_(h.diagonal() + damping[k, i] * mean)
-                delta = minimum_in_box(m, at.slope[i], low, high)
-                trial[k, i] += delta
-                predicted[k, i] = -(at.slope[i] @ delta + 0.5 * delta @ (h @ delta))
+            m = h.clone()
+            m.diagonal().add_(damping[i] * h.diagonal().mean())
+            b = at.slope[i]
+            delta = minimum_in_box(m, b, *_room(at.p[i], bounds))
+            trial[i] += delta
+            predicted[i] = -(b @ delta + 0.5 * delta @ (h @ delta))
         return _boxed(trial, bounds), predicted
 
 
@@ -150,20 +145,18 @@ class MatrixFreeSteps:
     gradients moves the pixels that are still free (Moré & Toraldo 1991).
     """
 
-    choices = (1.0,)
-
     def __init__(self, objective: Objective, products: int, forcing: float) -> None:
         self.objective, self.products, self.forcing = objective, products, forcing
         self._diagonal: dict[int, float] = {}
 
-    def renew(self, at: Point) -> None:
+    def renew(self, rows: Tensor) -> None:
         """Forgets the diagonals."""
-        for row in at.rows.tolist():
+        for row in rows.tolist():
             self._diagonal.pop(row, None)
 
     def stale(self, rows: Tensor) -> Tensor:
         """Never: products are always with the present J."""
-        return torch.zeros(len(rows), dtype=torch.bool)
+        return torch.zeros_like(rows, dtype=torch.bool)
 
     def forget(self, rows: Tensor) -> None:
         """Nothing is kept that takes memory."""
@@ -173,17 +166,17 @@ class MatrixFreeSteps:
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
         o = self.objective
-        damp = damping[0] * self._mean_diagonal(at)
+        damp = damping * self._mean_diagonal(at)
         shift = damp + o.weight[at.rows]
         trial, linear, b = at.p.clone(), at.residual.clone(), at.slope.clone()
         start = o.value(at.rows, at.p, at.residual)
         model = torch.zeros_like(start)
-        go = torch.arange(len(at.rows))
+        go = torch.arange(len(at.rows), device=at.p.device)
         for _ in range(_FACES):
             part = at.select(go)
             delta = self._solve(part, b[go], shift[go], _free(trial[go], b[go], bounds))
-            bent = torch.zeros(len(go), dtype=torch.bool)
-            left, length = torch.arange(len(go)), 1.0
+            bent = torch.zeros_like(go, dtype=torch.bool)
+            left, length = torch.arange(len(go), device=go.device), 1.0
             for _ in range(_SHORTENINGS):
                 k = go[left]
                 want = trial[k] + length * delta[left]
@@ -209,7 +202,7 @@ class MatrixFreeSteps:
                 + o.weight[part.rows, None] * (trial[go] - o.centre)
                 + damp[go, None] * (trial[go] - part.p)
             )
-        return trial[None], (start - o.value(at.rows, trial, linear))[None]
+        return trial, start - o.value(at.rows, trial, linear)
 
     def _solve(self, at: Point, b: Tensor, shift: Tensor, free: Tensor) -> Tensor:
         o = self.objective
@@ -229,18 +222,17 @@ class MatrixFreeSteps:
         """Of H, by Hutchinson's estimate with the same probes for all."""
         unknown = [i for i, r in enumerate(at.rows.tolist()) if r not in self._diagonal]
         if unknown:
-            part = at.select(torch.tensor(unknown))
+            part = at.select(torch.tensor(unknown, device=at.p.device))
             generator = torch.Generator().manual_seed(0)
-            total = torch.zeros(len(unknown), dtype=torch.float64)
+            total = part.p.new_zeros(len(unknown))
             for _ in range(_PROBES):
                 v = torch.randint(0, 2, at.p.shape[1:], generator=generator)
                 v = (2.0 * v - 1.0).to(at.p).expand_as(part.p)
                 image = self.objective.push(part.rows, part.p, v, part.width)
                 total += image.square().sum(1) / (_PROBES * at.p.shape[1])
             self._diagonal |= dict(zip(part.rows.tolist(), total.tolist(), strict=True))
-        return torch.tensor(
-            [max(self._diagonal[r], 1e-300) for r in at.rows.tolist()],
-            dtype=torch.float64,
+        return at.p.new_tensor(
+            [max(self._diagonal[r], 1e-300) for r in at.rows.tolist()]
         )
 
 

@@ -140,9 +140,13 @@ class SharedGradient:
                     f"but returned {tuple(g.shape)}."
                 )
         if noise_std > 0:
-            # In float64, so that the noise doesn't depend on the map's precision.
-            noise = torch.randn(g.shape, dtype=torch.float64, generator=generator)
-            g = g + noise_std * noise.to(g)
+            # In float64, so that the noise doesn't depend on the map's precision; row
+            # by row, because one large fill depends on its size as a whole.
+            rows = [
+                torch.randn(g.shape[1], dtype=torch.float64, generator=generator)
+                for _ in g
+            ]
+            g = g + noise_std * torch.stack(rows).to(g)
         return cls(g, y.reshape(-1, images), tuple(x.shape[1:]), images, noise_std)
 
     @property

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from leakwatch.attacks import Attack, presets
+from leakwatch.attacks import Attack, FirstOrder, presets
 from leakwatch.attacks.starts import StartKind
 from leakwatch.callbacks.arguments import check_integer, check_number
-from leakwatch.callbacks.auditing import Audit, Kind, attack_probes, quantities
+from leakwatch.callbacks.auditing import (
+    Audit,
+    Kind,
+    attack_probes,
+    defended,
+    quantities,
+)
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.conclusions import conclusions, sentence
 from leakwatch.callbacks.probing import Share, measure_share
 from leakwatch.callbacks.recording import describe_scores
 from leakwatch.gradients import GradientMap
+from leakwatch.isolation import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
@@ -154,6 +162,8 @@ class InversionAudit(ProbeCallback):
                 "perturb must be a function from gradients (n, d_θ) to what is shared, "
                 f"got {type(perturb).__name__}."
             )
+        if steps is not None:
+            check_integer("steps", steps, example=300, smallest=1)
         attacks: dict[Kind, Attack] = {}
         tries = 1
         begin: StartKind = "normal"
@@ -166,8 +176,6 @@ class InversionAudit(ProbeCallback):
                 "attack and worst_case are both None, so there is nothing to audit; "
                 "for instance attack='inverting-gradients'."
             )
-        if steps is not None:
-            check_integer("steps", steps, example=300, smallest=1)
         if restarts is not None:
             check_integer("restarts", restarts, example=3, smallest=1)
         if samples is not None:
@@ -180,7 +188,7 @@ class InversionAudit(ProbeCallback):
             check_number("radius", radius, example=0.01),
             self.noise_std,
             perturb,
-            check_metrics(metrics),
+            check_metrics([metrics] if isinstance(metrics, str) else metrics),
             None
             if time_limit is None
             else check_number("time_limit", time_limit, example=60.0),
@@ -226,6 +234,31 @@ class InversionAudit(ProbeCallback):
             world_size=world_size,
         )
         return share
+
+    def examine(
+        self, module: LightningModule, gradients: GradientMap, probes: ProbeSet
+    ) -> None:
+        """Refuses attacks and defenses that can't work on this network.
+
+        Raises:
+            TypeError: for a defense that returns no tensor.
+            ValueError: for one that changes the shape, or a BatchNorm prior without
+                BatchNorm.
+        """
+        normalised = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
+        )
+        for attack in self.audit.attacks.values():
+            prior = isinstance(attack, FirstOrder) and attack.priors.batch_norm > 0
+            if prior and not normalised:
+                raise ValueError(
+                    f"attack {attack.name!r} uses BatchNorm statistics as a prior, but "
+                    f"this network has no BatchNorm; choose another attack, for "
+                    f"instance attack='lavp-l2'."
+                )
+        if self.audit.perturb is not None:
+            with isolated_rng():
+                defended(self.audit.perturb, torch.zeros(1, gradients.size))
 
     def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
         """Shares of matched and recovered samples, and correlations with the scores."""
@@ -280,7 +313,8 @@ def _attack(
         engine: Any = preset.attack
         chosen = engine if steps is None else engine.changed(steps=steps)
         return chosen, preset.restarts, preset.start
-    if not callable(getattr(given, "run", None)) or not hasattr(given, "name"):
+    runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
+    if isinstance(given, type) or not runs:
         raise TypeError(
             f"{argument} must be the name of a preset, an attack object or None, got "
             f"{type(given).__name__}; for instance {argument}='inverting-gradients'."

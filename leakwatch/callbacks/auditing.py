@@ -11,13 +11,21 @@ from typing import Any, Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from leakwatch.attacks import Attack, PixelScale, Reconstruction, SharedGradient, Start
+from leakwatch.attacks import (
+    Attack,
+    FirstOrder,
+    PixelScale,
+    Reconstruction,
+    SharedGradient,
+    Start,
+)
 from leakwatch.attacks.gauss_newton import GaussNewton
 from leakwatch.attacks.starts import StartKind, stream
 from leakwatch.callbacks.observing import observing
 from leakwatch.callbacks.pictures import to_pictures
 from leakwatch.callbacks.probing import Share, device_of
 from leakwatch.gradients import GradientMap
+from leakwatch.isolation import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import METRICS, best_constant, quality
 from leakwatch.reporting import Row
@@ -37,6 +45,8 @@ STARTS: Final[dict[Kind, str]] = {
 
 #: dB by which an attack must beat the best image of one colour to show anything.
 _BEYOND_CONSTANT: Final = 3.0
+#: dB; a near attack whose result is this close to its start has done nothing.
+_STILL: Final = 0.1
 
 
 @final
@@ -182,63 +192,114 @@ def attack_probes(
     picked = [i for i in chosen(probes, audit.samples) if i % world_size == rank]
     if not picked:
         return
+    try:
+        _attack_probes(
+            module, gradients, probes, settings, audit, share, picked, (epoch, step)
+        )
+    except Exception as error:
+        share.error = share.error or describe_error(error)
+    share.seconds += time.perf_counter() - started
+
+
+def _attack_probes(
+    module: nn.Module,
+    gradients: GradientMap,
+    probes: ProbeSet,
+    settings: Settings,
+    audit: Audit,
+    share: Share,
+    picked: Sequence[int],
+    moment: tuple[int, int],
+) -> None:
     x, y = probes.x[picked], probes.y[picked]
     members = [(probes.index[i], int(probes.y[i])) for i in picked]
     pixels = pixel_scale(probes, settings)
 
-    def rows(name: str, values: Sequence[float], statuses: Sequence[Status]) -> None:
+    def rows(
+        name: str,
+        values: Sequence[float],
+        statuses: Sequence[Status],
+        which: Sequence[int] = range(len(members)),
+    ) -> None:
         share.rows += [
-            Row(epoch, step, sample, label, name, float(value), str(status))
-            for (sample, label), value, status in zip(
-                members, values, statuses, strict=True
-            )
+            Row(*moment, *members[i], name, float(value), str(status))
+            for i, value, status in zip(which, values, statuses, strict=True)
         ]
 
+    constant: list[float] = []
     for name, known in _baselines(x, probes, pixels, settings):
         rows(name, known.tolist(), [OK] * len(members))
-    constant = [r.value for r in share.rows if r.quantity.endswith("constant_psnr")]
-    original = to_pictures(pixels.to_pixels(x), probes)
-    if original is not None:
-        share.pictures["original"] = original
-        share.attacked = [sample for sample, _ in members]
-        share.attacked_labels = [label for _, label in members]
+        constant = known.tolist() if name.endswith("constant_psnr") else constant
+    pictures = {"original": to_pictures(pixels.to_pixels(x), probes)}
+    kinds = with_prior(audit, probes, settings)
+    place = device_of(module)
+    failed = dict.fromkeys(range(len(members)), "")
+    shared: SharedGradient | None = None
+    try:
+        with observing(module):
+            shared, good = share_gradients(
+                gradients, x.to(place), y.to(place), [s for s, _ in members], audit
+            )
+    except Exception as error:
+        good, share.error = [], describe_error(error)
+        failed = dict.fromkeys(failed, share.error)
+    for i in failed.keys() - set(good):
+        failed[i] = failed[i] or "the gradient of this sample is not finite"
     for kind in audit.attacks:
         names = [*audit.metrics, "match", "verdict"]
+        why = dict(failed)
         try:
-            with observing(module):
-                place = device_of(module)
-                found = run_attack(
-                    gradients,
-                    x.to(place),
-                    y.to(place),
-                    members,
-                    kind,
-                    with_prior(audit, probes, settings),
+            if shared is not None and good:
+                with observing(module):
+                    found = run_attack(
+                        gradients, shared, x[good].to(place), kind, kinds, pixels
+                    )
+                begun = [math.nan] * len(good)
+                if kind == "near":
+                    begun = _psnr_of_starts(x[good], shared, audit, pixels, settings)
+                columns = judge(
+                    found,
+                    x[good],
+                    audit.metrics,
                     pixels,
+                    settings,
+                    [constant[i] for i in good],
+                    begun,
                 )
-            columns = judge(found, x, audit.metrics, pixels, settings, constant)
+                for name, (values, statuses) in columns.items():
+                    rows(f"audit/{kind}/{name}", values, statuses, good)
+                images = x.clone().fill_(math.nan)
+                images[good] = found.images.to("cpu", x.dtype)
+                pictures[kind] = to_pictures(pixels.to_pixels(images), probes)
+                why = {i: text for i, text in failed.items() if i not in set(good)}
         except Exception as error:
-            text = describe_error(error)
-            share.error = share.error or text
-            failed = [Status("failed", text)] * len(members)
-            for name in names:
-                rows(f"audit/{kind}/{name}", [math.nan] * len(members), failed)
-            continue
-        for name, (values, statuses) in columns.items():
-            rows(f"audit/{kind}/{name}", values, statuses)
-        shown = to_pictures(pixels.to_pixels(found.images.cpu().float()), probes)
-        if shown is not None:
-            share.pictures[kind] = shown
-    share.seconds += time.perf_counter() - started
+            share.error = share.error or describe_error(error)
+            why = dict.fromkeys(failed, describe_error(error))
+        for name in names if why else ():
+            rows(
+                f"audit/{kind}/{name}",
+                [math.nan] * len(why),
+                [Status("failed", text) for text in why.values()],
+                list(why),
+            )
+    shown = {name: value for name, value in pictures.items() if value is not None}
+    if shown:
+        share.pictures |= shown
+        share.attacked = [sample for sample, _ in members]
+        share.attacked_labels = [label for _, label in members]
 
 
 def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
-    """The audit with the data's mean and variance for attacks that use a prior.
+    """The audit with attacks that fit these samples.
 
-    They are what the Bayesian scores assume, so that both speak of one attacker.
+    Attacks with a Gaussian prior get the mean and variance that the Bayesian scores
+    assume, so that both speak of one attacker; total variation is left out where
+    samples are no images.
     """
     attacks: dict[Kind, Attack] = {}
     for kind, attack in audit.attacks.items():
+        if isinstance(attack, FirstOrder) and probes.x.ndim < 4:
+            attack = attack.changed(tv=0.0)
         if isinstance(attack, GaussNewton) and attack.prior_std is None:
             attack = replace(
                 attack, prior_std=settings.prior_std, prior_mean=probes.prior_mean
@@ -247,46 +308,99 @@ def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
     return replace(audit, attacks=attacks)
 
 
-def run_attack(
+def share_gradients(
     gradients: GradientMap,
     x: Tensor,
     y: Tensor,
-    members: Sequence[tuple[int, int]],
-    kind: Kind,
+    index: Sequence[int],
     audit: Audit,
-    pixels: PixelScale,
-) -> Reconstruction:
-    """Attacks what these samples would share.
+) -> tuple[SharedGradient | None, list[int]]:
+    """What these samples would share, defense and noise included.
+
+    A sample's defense and noise draw from a stream that its index names: what else is
+    audited, in which process and after which training, changes nothing.
 
     Args:
         gradients: the gradient map.
         x: network inputs.
         y: labels.
-        members: data-set index and class of each sample; the index names its noise and
-            its starts, so that a process's part changes nothing.
+        index: data-set index of each sample.
+        audit: for the defense and the noise.
+
+    Returns:
+        The gradients of the samples where they are finite, and which these are.
+
+    Raises:
+        ValueError: if the defense changes the shape.
+    """
+    clean = gradients(x, y)
+    kept, good = [], []
+    for i, sample in enumerate(index):
+        g = clean[i : i + 1]
+        if audit.perturb is not None:
+            with isolated_rng():
+                torch.manual_seed(stream(audit.seed, sample, 1).initial_seed() % 2**63)
+                g = defended(audit.perturb, g)
+        noise = torch.randn(
+            g.shape, dtype=torch.float64, generator=stream(audit.seed, sample)
+        )
+        g = g + (audit.noise_std * noise).to(g)
+        if bool(torch.isfinite(g).all()):
+            kept.append(g)
+            good.append(i)
+    if not good:
+        return None, good
+    return (
+        SharedGradient(
+            torch.cat(kept),
+            y[good, None],
+            tuple(x.shape[1:]),
+            noise_std=audit.noise_std,
+            index=tuple(index[i] for i in good),
+        ),
+        good,
+    )
+
+
+def defended(perturb: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
+    """What a defense makes of gradients ``(n, d_θ)``.
+
+    Raises:
+        TypeError: if it doesn't return a tensor.
+        ValueError: if it changes the shape.
+    """
+    out: object = perturb(g.clone())
+    if not isinstance(out, Tensor):
+        raise TypeError(
+            f"perturb must return the gradients that are shared, a tensor of shape "
+            f"(n, d_θ), but returned {type(out).__name__}."
+        )
+    if out.shape != g.shape:
+        raise ValueError(
+            f"perturb must keep the shape {tuple(g.shape)} of the gradients, but "
+            f"returned {tuple(out.shape)}."
+        )
+    return out.detach().to(g)
+
+
+def run_attack(
+    gradients: GradientMap,
+    shared: SharedGradient,
+    x: Tensor,
+    kind: Kind,
+    audit: Audit,
+    pixels: PixelScale,
+) -> Reconstruction:
+    """Attacks shared gradients.
+
+    Args:
+        gradients: the gradient map.
+        shared: from :func:`share_gradients`.
+        x: the samples that they came from, for near starts only.
         kind: of start.
         audit: how to attack.
         pixels: of the images.
     """
-    clean = SharedGradient.of(gradients, x, y, perturb=audit.perturb)
-    index = tuple(sample for sample, _ in members)
-    noise = torch.stack(
-        [
-            torch.randn(
-                clean.gradient.shape[1],
-                dtype=torch.float64,
-                generator=stream(audit.seed, sample),
-            )
-            for sample in index
-        ]
-    )
-    shared = SharedGradient(
-        clean.gradient + (audit.noise_std * noise).to(clean.gradient),
-        clean.labels,
-        clean.sample_shape,
-        noise_std=audit.noise_std,
-        index=index,
-    )
     near = kind == "near"
     return audit.attacks[kind].run(
         gradients,
@@ -299,6 +413,34 @@ def run_attack(
     )
 
 
+def _psnr_of_starts(
+    x: Tensor,
+    shared: SharedGradient,
+    audit: Audit,
+    pixels: PixelScale,
+    settings: Settings,
+) -> list[float]:
+    """How good the images are from which near attacks begin."""
+    drawn = Start.near(x, audit.radius).draw(
+        targets=len(x),
+        images=1,
+        shape=tuple(x.shape[1:]),
+        seed=audit.seed,
+        pixels=pixels,
+        index=shared.index,
+    )
+    found = quality(
+        pixels.clamp(drawn[0, :, 0]).to(x.dtype),
+        x,
+        pixels=pixels,
+        data_range=settings.data_range,
+        low=pixels.low,
+        metrics=("psnr",),
+    )
+    values: list[float] = found["psnr"].tolist()
+    return values
+
+
 def judge(
     found: Reconstruction,
     x: Tensor,
@@ -306,6 +448,7 @@ def judge(
     pixels: PixelScale,
     settings: Settings,
     constant: Sequence[float],
+    begun: Sequence[float],
 ) -> dict[str, tuple[list[float], list[Status]]]:
     """Quality, gradient error and verdict of each reconstruction, with statuses.
 
@@ -319,6 +462,7 @@ def judge(
         pixels: of the images.
         settings: for the data range.
         constant: PSNR of the best constant image of each sample.
+        begun: PSNR of the start of each attack, NaN for starts that know nothing.
 
     Returns:
         Last part of the quantity's name → values and statuses.
@@ -334,8 +478,8 @@ def judge(
     )
     psnr = result["psnr"].tolist()
     verdicts = [
-        _verdict(value, base, status)
-        for value, base, status in zip(psnr, constant, found.status, strict=True)
+        _verdict(*known)
+        for known in zip(psnr, constant, begun, found.status, strict=True)
     ]
     columns: dict[str, tuple[list[float], list[Status]]] = {}
     for name in metrics:
@@ -378,15 +522,27 @@ def pixel_scale(probes: ProbeSet, settings: Settings) -> PixelScale:
     )
 
 
-def _verdict(psnr: float, constant: float, status: Status) -> tuple[float, Status]:
+def _verdict(
+    psnr: float, constant: float, begun: float, status: Status
+) -> tuple[float, Status]:
+    """Recovered, partly, not, or the reason why that is not known.
+
+    A picture counts if it shows more than one colour would, whatever the attack says
+    of itself; not so for a near start, which shows the sample before the attack begins.
+    """
     if status.word == "failed" or not math.isfinite(psnr):
         return math.nan, status if status.word != "ok" else Status("failed", "no image")
-    shows = psnr >= constant + _BEYOND_CONSTANT
-    if shows and psnr >= HARDLY_BELOW:
-        return (1.0 if psnr >= CLEARLY_ABOVE else 0.5), OK
-    if status.word != "ok":
+    near = math.isfinite(begun)
+    if near and abs(psnr - begun) < _STILL:
+        return math.nan, Status(
+            "not converged", "the attack did not move from its start beside the sample"
+        )
+    shows = psnr >= max(constant + _BEYOND_CONSTANT, HARDLY_BELOW) and not near
+    if status.word != "ok" and not shows:
         return math.nan, status
-    return 0.0, OK
+    if psnr >= CLEARLY_ABOVE:
+        return 1.0, OK
+    return (0.5 if psnr >= HARDLY_BELOW else 0.0), OK
 
 
 def _baselines(

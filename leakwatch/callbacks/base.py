@@ -160,6 +160,17 @@ class ProbeCallback(Callback):
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run should state."""
 
+    def examine(
+        self, module: LightningModule, gradients: GradientMap, probes: ProbeSet
+    ) -> None:
+        """Refuses, before training, what :meth:`measure` could never do.
+
+        Args:
+            module: the network.
+            gradients: its gradient map.
+            probes: all probes.
+        """
+
     def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
         """What follows from the rows of all processes; the same in each of them."""
         return []

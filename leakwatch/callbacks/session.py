@@ -117,6 +117,7 @@ class Session:
             target_psnr=monitor.target_psnr,
         )
         self._gradients = self._examined(module)
+        monitor.examine(module, self._gradients, self.probes)
         self._recorder = self._opened(trainer, module, natural)
 
     @property
@@ -345,7 +346,11 @@ class Session:
     def _warn(self, key: str, text: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            rank_zero_warn(f"leakwatch: {text}")
+            try:
+                rank_zero_warn(f"leakwatch: {text}")
+            except Warning:
+                # Where warnings are errors, ours must still not end training.
+                rank_zero_info(f"leakwatch: {text}")
 
 
 def _changed(past: Recorded | None, config: Mapping[str, Any]) -> str:

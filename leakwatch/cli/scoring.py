@@ -71,6 +71,11 @@ def audit(
         subject.module.to(_device(options.device, subject.accelerator))
         settings = _settings(subject, probes)
         moment = (0, 0) if checkpoint is None else (checkpoint.epoch, checkpoint.step)
+        subject.monitor.examine(
+            subject.module,
+            GradientMap(subject.module, subject.monitor.criterion),
+            probes,
+        )
         share = _measure(subject, probes, settings, moment)
     name = "initial weights" if checkpoint is None else checkpoint.path.name
     config = {
@@ -99,6 +104,10 @@ def audit(
         print(f"report: {write_report(ledger.directory)}")
     except ModuleNotFoundError as error:
         print(f"recorded in: {ledger.directory}; no report: {error}")
+    if share.error:
+        raise RuntimeError(
+            f"a part of it failed and is recorded without numbers: {share.error}"
+        )
 
 
 def _settings(subject: Subject, probes: ProbeSet) -> Settings:
@@ -129,7 +138,7 @@ def _measure(
         rank=0,
         world_size=1,
     )
-    if share.error:
+    if share.error and not any(row.usable for row in share.rows):
         raise RuntimeError(f"the samples can't be scored: {share.error}")
     return share
 

@@ -124,9 +124,9 @@ def test_shared_gradients_are_means_with_defense_then_noise() -> None:
         generator=torch.Generator().manual_seed(1),
         perturb=lambda g: 2 * g,
     )
-    noise = torch.randn(
-        6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
+    stream = torch.Generator().manual_seed(1)
+    rows = [torch.randn(8, dtype=torch.float64, generator=stream) for _ in range(6)]
+    noise = torch.stack(rows)
     torch.testing.assert_close(noisy.gradient, 2 * each + 0.5 * noise)
     assert noisy.noise_std == 0.5
     picked = noisy.select(torch.tensor([4, 1])).select(slice(1, 2))

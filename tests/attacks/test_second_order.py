@@ -73,9 +73,7 @@ def test_a_clean_gradient_gives_the_image_back(
 
 def test_also_from_noise() -> None:
     gradients, x, shared = problem()
-    found = run(
-        GaussNewton(fast=False), gradients, shared, Start.uniform(), restarts=6
-    )
+    found = run(GaussNewton(fast=False), gradients, shared, Start.uniform(), restarts=6)
     apart = (found.images - x).abs().flatten(1).amax(1)
     assert int((apart < 1e-6).sum()) >= 3
     for i, status in enumerate(found.status):
@@ -95,9 +93,7 @@ def test_the_result_under_noise_is_a_maximum_of_the_posterior(method: Any) -> No
 
     def objective(p: Tensor, i: int) -> Tensor:
         parameters = [q for q in gradients.module.parameters() if q.requires_grad]
-        loss = nn.functional.cross_entropy(
-            gradients.module(p[None]), torch.tensor([i])
-        )
+        loss = nn.functional.cross_entropy(gradients.module(p[None]), torch.tensor([i]))
         g = torch.cat(
             [
                 q.reshape(-1)

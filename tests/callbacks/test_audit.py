@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +353,101 @@ def test_no_warning_of_an_audit_without_trouble(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         fit(tmp_path, audit())
     assert [w for w in caught if "leakwatch" in str(w.message)] == []
+
+
+def test_a_near_attack_that_did_nothing_recovers_nothing(tmp_path: Path) -> None:
+    class Still(Known):
+        def run(
+            self, gradients: Any, shared: Any, *, start: Start, **more: Any
+        ) -> Reconstruction:
+            found = super().run(gradients, shared, start=start, **more)
+            drawn = start.draw(targets=6, images=1, shape=(1, 4, 4), index=shared.index)
+            return replace(found, images=drawn[0, :, 0])
+
+    watched = audit(attack=None, worst_case=Still(lambda i: 0.0), radius=0.01)
+    fit(tmp_path, watched)
+    for row in find(rows_of(watched), "audit/near/verdict").values():
+        assert math.isnan(row.value)
+        assert "did not move from its start" in row.status
+
+
+def test_an_exact_picture_of_one_colour_is_recovered(tmp_path: Path) -> None:
+    """The best constant image is as good; the attack found it all the same."""
+    x = torch.linspace(0.2, 0.8, 3).view(3, 1, 1, 1).expand(3, 1, 4, 4).clone()
+
+    @dataclass
+    class Exact(Known):
+        def run(self, *args: Any, **keywords: Any) -> Reconstruction:
+            found = super().run(*args, **keywords)
+            return replace(found, images=x + 1e-3)
+
+    watched = audit(
+        probes=ProbeSet.from_tensors(x, [0, 1, 2]),
+        attack=Exact(lambda i: 0.0),
+        worst_case=None,
+    )
+    fit(tmp_path, watched)
+    verdicts = find(rows_of(watched), "audit/random/verdict")
+    assert {r.value for r in verdicts.values()} == {1.0}
+
+
+def test_one_gradient_without_a_number_leaves_the_others_alone(tmp_path: Path) -> None:
+    def breaks(g: Tensor) -> Tensor:
+        calls.append(1)
+        return g / 0 if len(calls) % 6 == 3 else g
+
+    calls: list[int] = []
+    watched = audit(perturb=breaks)
+    watched.examine = lambda *_: None  # type: ignore[method-assign]
+    fit(tmp_path, watched)
+    for kind in ("near", "random"):
+        rows = find(rows_of(watched), f"audit/{kind}/psnr")
+        assert len(rows) == 6
+        for sample, row in rows.items():
+            word = "failed" if sample == 2 else "ok"
+            assert row.status.startswith(word), (sample, row)
+            assert math.isnan(row.value) == (sample == 2)
+
+
+def test_a_random_defense_depends_on_the_sample_only(tmp_path: Path) -> None:
+    def noisy(g: Tensor) -> Tensor:
+        return g + 1e-2 * torch.randn_like(g)
+
+    given = []
+    for chosen_probes in (probes(6), probes(2)):
+        attack = Known(lambda i: 0.1)
+        fit(tmp_path, audit(probes=chosen_probes, attack=attack, perturb=noisy))
+        given.append(attack.seen[0]["shared"].gradient[:2])
+    torch.testing.assert_close(given[0], given[1], rtol=1e-5, atol=1e-6)
+
+
+def test_what_can_never_work_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no BatchNorm"):
+        fit(tmp_path, audit(attack="gradinversion-bn"))
+    with pytest.raises(TypeError, match="perturb must return"):
+        fit(tmp_path, audit(perturb=lambda g: None))
+    with pytest.raises(ValueError, match="perturb must keep the shape"):
+        fit(tmp_path, audit(perturb=lambda g: g[:, 1:]))
+    with pytest.raises(TypeError, match="an attack object"):
+        audit(attack=Known)
+
+
+def test_features_are_attacked_without_total_variation(tmp_path: Path) -> None:
+    x = torch.rand(6, 16)
+    watched = audit(
+        probes=ProbeSet.from_tensors(x, [0, 1, 2, 0, 1, 2]),
+        attack="inverting-gradients",
+        worst_case=None,
+        steps=3,
+        metrics="psnr",
+    )
+    fit(tmp_path, watched)
+    rows = find(rows_of(watched), "audit/random/match")
+    assert {r.status for r in rows.values()} == {"ok"}
+
+
+def test_training_survives_where_warnings_are_errors(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run = fit(tmp_path, audit(attack=Broken(lambda i: 0.0)), max_epochs=2)
+    assert run.current_epoch == 2
