@@ -18,6 +18,7 @@ from monitor_cases import (
     rows_of,
     trainer,
 )
+from test_audit import audit
 from wandb_file import history, media
 
 from leakwatch.callbacks import LeakageMonitor
@@ -253,6 +254,28 @@ def test_wandb_gets_pictures_on_request_only(tmp_path: Path, offline: Path) -> N
     assert row["leakwatch/probes"]["count"] == 3
     assert len(list(tmp_path.rglob("*.png"))) >= 3
     assert (row["epoch"], row["trainer/global_step"]) == (0, 0)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_wandb_gets_reconstructions_on_request_only(
+    tmp_path: Path, offline: Path, wanted: bool
+) -> None:
+    watched = audit(log_images=wanted)
+    wandb_fit(tmp_path, watched, max_epochs=1)
+    found = [
+        row["leakwatch-audit/reconstructions"]
+        for row in history(tmp_path)
+        if "leakwatch-audit/reconstructions" in row
+    ]
+    pictures = list(tmp_path.rglob("*.png"))
+    if not wanted:
+        assert found == pictures == []
+        return
+    # Six samples, a near and a random attack on each: original, result, difference.
+    assert [entry["count"] for entry in found] == [12]
+    assert found[0]["width"] == 3 * 4
+    assert "near start" in found[0]["captions"][0]
+    assert len(pictures) >= 12
 
 
 def test_a_trainer_without_any_logging(tmp_path: Path) -> None:
