@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.gn_descent import Descent, Found, Settings
@@ -206,25 +206,26 @@ class GaussNewton:
         images, losses = first.clone(), first.new_full(first.shape[:2], math.inf)
         taken = torch.zeros_like(losses, dtype=torch.long)
         every = torch.arange(shared.targets, device=first.device)
-        rest = torch.full_like(losses[0], math.inf)
+        heights = torch.full_like(losses, math.inf)
         late = torch.zeros_like(every, dtype=torch.bool)
         pending = every
         for wave in range(restarts):
             attempt.wave, attempt.waves = wave, restarts
             if wave:
-                known = images[losses.argmin(0), every]
-                attempt.kick(seed, wave, first[wave], known, rest)
+                best = heights.argmin(0)
+                rest = (2 * losses[best, every]).sqrt() / attempt.length
+                attempt.kick(seed, wave, first[wave], images[best, every], rest)
             found = attempt.descent(pending, first[wave, pending].flatten(1))
             images[wave, pending] = found.p.view(-1, *first.shape[2:])
-            reached = attempt.rest(pending, images[wave, pending])
+            reached, height = attempt.reached(pending, images[wave, pending])
             losses[wave, pending] = 0.5 * (reached * attempt.length[pending]).square()
+            heights[wave, pending] = height
             taken[wave, pending] = found.steps
             late[pending] = found.late
-            rest[pending] = torch.minimum(rest[pending], reached)
-            pending = every[rest > attempt.matched]
+            pending = every[~attempt.solved(losses.min(0).values)]
             if len(pending) == 0 or attempt.over:
                 break
-        best = losses.argmin(0)
+        best = heights.argmin(0)
         chosen = pixels.to_input(images)[best, every]
         rest, _ = mismatch(gradients, shared, chosen, attempt.labels)
         single = shared.images == 1
@@ -358,7 +359,7 @@ class _Attempt:
         size = _KICKS[(wave - 1) % len(_KICKS)] * self.range
         names = self.shared.index or range(self.shared.targets)
         for i, name in enumerate(names):
-            if float(rest[i]) < _NEARLY:
+            if float(rest[i]) < max(_NEARLY, float(self.matched[i])):
                 noise = torch.randn(
                     first.shape[1:],
                     dtype=torch.float64,
@@ -366,10 +367,23 @@ class _Attempt:
                 )
                 first[i] = known[i] + size * noise.to(first)
 
-    def rest(self, targets: Tensor, images: Tensor) -> Float[Tensor, " targets"]:
-        """‖g − g̃‖/‖g̃‖ of some targets, float64."""
-        r = self.exact.residual(targets, images.flatten(1)).norm(dim=1)
-        return torch.nan_to_num(r, nan=math.inf, posinf=math.inf)
+    def reached(
+        self, targets: Int[Tensor, " some"], images: Tensor
+    ) -> tuple[Float[Tensor, " some"], Float[Tensor, " some"]]:
+        """‖g − g̃‖/‖g̃‖ and the objective of some targets, infinite for NaN."""
+        p = images.flatten(1)
+        r = self.exact.residual(targets, p)
+        found = torch.stack([r.norm(dim=1), self.exact.value(targets, p, r)])
+        rest, height = torch.nan_to_num(found, nan=math.inf, posinf=math.inf)
+        return rest, height
+
+    def solved(self, losses: Float[Tensor, " targets"]) -> Bool[Tensor, " targets"]:
+        """Targets that another wave can't improve."""
+        if self.shared.noise_std > 0 and self.exact.kinked:
+            # Any image matches as far as noise allows; a higher posterior may be found.
+            return torch.zeros_like(losses, dtype=torch.bool)
+        matched: Tensor = (2 * losses).sqrt() / self.length <= self.matched
+        return matched
 
     def descent(self, targets: Int[Tensor, " some"], p: Tensor) -> Found:
         """One wave for some targets."""
@@ -377,7 +391,7 @@ class _Attempt:
         if self.easier is not None:
             found = self._descend(self.easier, targets, p)
             images = found.p
-            rest = self.rest(targets, images)
+            rest, _ = self.reached(targets, images)
             if self.shared.noise_std == 0 or self.over:
                 return replace(found, residual=rest)
             p, before = images, found.steps

@@ -29,6 +29,9 @@ _TRUSTED, _WORTH = (0.7, 1.4), 0.5
 _DOUBTED = 0.5
 # A relative residual that rounding may stop from falling further.
 _CLOSE = 1e-6
+# Relative decreases of φ: below the first an attack is at its minimum; within the
+# patience it must gain the second, or the third where the gradient was noisy.
+_STATIONARY, _GAIN, _NOISY_GAIN = 1e-9, 1e-2, 1e-6
 # Factors of the kinks' width, taken in turn where steps fail.
 _WIDTHS = (1.0, 0.25, 4.0)
 _FAILURES = 4
@@ -155,7 +158,7 @@ class Descent:
         if self.objective.kinked:
             accept = good | (phi < self.recent[:, a].max(0).values) & (predicted > 0)
         fell = phi / self.phi[a].clamp_min(1e-300)
-        ended = (predicted <= 1e-14 * self.phi[a]) & ~accept & ~stale
+        ended = (predicted <= _STATIONARY * self.phi[a]) & ~stale
 
         yes = a[accept]
         length = self.p[yes].norm(dim=1).clamp_min(1e-300)
@@ -210,7 +213,10 @@ class Descent:
     def _remember(self, step: int, a: Tensor, ended: Tensor) -> None:
         """Keeps the best images, and ends attacks that can't improve."""
         s = self.settings
-        self.improved[a[self.phi[a] < 0.99 * self.best[a]]] = step
+        # Noise makes most of φ: a hundredth of it may be all that there is to gain.
+        noisy = self.objective.noise[self.rows[a]] > 0
+        less = torch.where(noisy, 1 - _NOISY_GAIN, 1 - _GAIN)
+        self.improved[a[self.phi[a] < less * self.best[a]]] = step
         w = a[self.phi[a] < self.best[a]]
         self.best_p[w], self.best[w] = self.p[w], self.phi[w]
         self.best_residual[w] = self.residual[w].norm(dim=1)

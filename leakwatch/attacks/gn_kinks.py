@@ -152,8 +152,9 @@ class SmoothedKinks(TorchFunctionMode):
         else:
             inplace |= bool(args[1] if len(args) > 1 else kwargs.get("inplace", False))
         self.met = True
+        target, z = z, z.clone() if inplace else z
         spread = z.detach().square().mean().sqrt()
         width = self.width.to(spread) * spread
         width = torch.where(width > _NARROW * spread, width, torch.zeros_like(width))
         out = (1 - slope) * _relu(z, width) + slope * z if slope else _relu(z, width)
-        return z.copy_(out) if inplace else out
+        return target.copy_(out) if inplace else out

@@ -166,7 +166,7 @@ class MatrixFreeSteps:
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
         o = self.objective
-        damp = damping * self._mean_diagonal(at)
+        damp = damping * self.mean_diagonal(at)
         shift = damp + o.weight[at.rows]
         trial, linear, b = at.p.clone(), at.residual.clone(), at.slope.clone()
         start = o.value(at.rows, at.p, at.residual)
@@ -218,7 +218,7 @@ class MatrixFreeSteps:
             product, -b, shift, free, tolerance=tolerance, most=self.products
         )[0]
 
-    def _mean_diagonal(self, at: Point) -> Tensor:
+    def mean_diagonal(self, at: Point) -> Float[Tensor, " rows"]:
         """Of H, by Hutchinson's estimate with the same probes for all."""
         unknown = [i for i, r in enumerate(at.rows.tolist()) if r not in self._diagonal]
         if unknown:
