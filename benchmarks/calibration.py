@@ -132,18 +132,17 @@ def main() -> None:
     parser.add_argument("--csv", help="one line for each image and noise level")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    data = load(args.data, args.images)
     print(
-        f"{args.data}, {args.images} images, {args.start} starts, prior R = "
-        f"{data.prior_std:.3f} around the mean image, no box, torch "
-        f"{torch.__version__}"
+        f"{args.data}, {args.images} images, {args.start} starts, prior around the "
+        f"mean image, no box, torch {torch.__version__}"
     )
     rows: list[list[object]] = []
     for name in args.networks:
         net = network(name, args.data)
+        data = load(args.data, args.images, RECIPES[name].size)
         size = sum(p.numel() for p in net.parameters())
         print(
-            f"\n{name}\n{'variance':>9}{'n':>4}{'RMSE':>8} |"
+            f"\n{name}, R = {data.prior_std:.3f}\n{'variance':>9}{'n':>4}{'RMSE':>8} |"
             + "".join(f"{s:>10} dB{'rho':>7}" for s in SCORES)
             + "   rho of: grad_norm   loss  image std"
         )

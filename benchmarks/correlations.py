@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from networks import RECIPES, load, network
+from networks import load, network
 from torch import Tensor
 
 import leakwatch
@@ -39,6 +39,7 @@ SCORES = (
     "i2f_bayes",
 )
 METRICS = ("mse", "ssim", "psnr")
+NETWORKS = ["lenet-sigmoid", "lenet-relu", "resnet8"]
 ATTACKS = {"L2": "lavp-l2", "cosine": "lavp-cosine"}
 
 
@@ -113,7 +114,7 @@ def main() -> None:
     """Measures and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="MNIST", choices=("MNIST", "FashionMNIST"))
-    parser.add_argument("--networks", nargs="+", default=list(RECIPES)[1:])
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--restarts", type=int, default=3)

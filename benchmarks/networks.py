@@ -46,6 +46,7 @@ class Recipe:
     lr: float
     batch: int = 64
     seed: int = 0
+    size: int = 28
 
 
 RECIPES = {
@@ -53,6 +54,8 @@ RECIPES = {
     "lenet-sigmoid": Recipe("lenet", "sigmoid", "xavier", 30_000, 6, 2e-3),
     "lenet-relu": Recipe("lenet", "relu", "kaiming", 30_000, 2, 1e-3),
     "resnet8": Recipe("resnet8", "relu", "default", 12_000, 2, 2e-3),
+    "resnet8-14": Recipe("resnet8", "relu", "default", 12_000, 3, 2e-3, size=14),
+    "lenet-relu-14": Recipe("lenet", "relu", "kaiming", 30_000, 2, 1e-3, size=14),
 }
 
 
@@ -61,7 +64,7 @@ class Data:
     """Images of one data set as network inputs, with their scale and prior.
 
     Attributes:
-        x: test images, normalised, ``(n, 1, 28, 28)``.
+        x: test images, normalised, ``(n, 1, size, size)``.
         y: their labels.
         mean: of the normalisation.
         std: of the normalisation.
@@ -77,8 +80,8 @@ class Data:
     prior_std: float
 
 
-def pixels(name: str, *, train: bool) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1] and labels, in the order of the files."""
+def pixels(name: str, *, train: bool, size: int = 28) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and labels, in the order of the files; 14×14 ones are pooled."""
     root = os.environ.get("LEAKWATCH_TEST_DATA")
     if not root:
         raise SystemExit(
@@ -86,16 +89,17 @@ def pixels(name: str, *, train: bool) -> tuple[Tensor, Tensor]:
             "LEAKWATCH_TEST_DATA=data python benchmarks/strength.py"
         )
     found = _SOURCES[name](root, train=train, download=False)
-    return found.data[:, None].float() / 255, found.targets
+    x = found.data[:, None].float() / 255
+    return (x if size == 28 else nn.functional.avg_pool2d(x, 28 // size)), found.targets
 
 
-def load(name: str = "MNIST", images: int = 32) -> Data:
+def load(name: str = "MNIST", images: int = 32, size: int = 28) -> Data:
     """The first test images, evenly by class, none of which was trained on."""
-    x, y = pixels(name, train=False)
+    x, y = pixels(name, train=False, size=size)
     each = range(-(-images // 10))
     order = [int((y == c).nonzero()[i]) for i in each for c in range(10)]
     x, y = x[order[:images]], y[order[:images]]
-    train, _ = pixels(name, train=True)
+    train, _ = pixels(name, train=True, size=size)
     mean, std = _SCALE[name]
     return Data(
         (x - mean) / std,
@@ -110,7 +114,8 @@ def load(name: str = "MNIST", images: int = 32) -> Data:
 def network(name: str, data: str = "MNIST") -> nn.Module:
     """A network of :data:`RECIPES`, from the cache or trained now; in eval mode."""
     recipe = RECIPES[name]
-    text = json.dumps(asdict(recipe) | {"data": data, "torch": torch.__version__})
+    stated = {k: v for k, v in asdict(recipe).items() if (k, v) != ("size", 28)}
+    text = json.dumps(stated | {"data": data, "torch": torch.__version__})
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = _CACHE / f"{data}-{name}-{digest}.pt"
     with torch.random.fork_rng(devices=[]):
@@ -119,7 +124,7 @@ def network(name: str, data: str = "MNIST") -> nn.Module:
             recipe.model,
             in_channels=1,
             num_classes=10,
-            image_size=28,
+            image_size=recipe.size,
             model_args={"activation": recipe.activation},
         )
         initialize(net, recipe.scheme)
@@ -133,9 +138,9 @@ def network(name: str, data: str = "MNIST") -> nn.Module:
     return net.eval()
 
 
-def accuracy(net: nn.Module, data: str = "MNIST", images: int = 2000) -> float:
-    """Share of the first test images that are classified correctly."""
-    x, y = pixels(data, train=False)
+def accuracy(name: str, data: str = "MNIST", images: int = 2000) -> float:
+    """Share of the first test images that a network classifies correctly."""
+    net, x, y = network(name, data), *pixels(data, train=False, size=RECIPES[name].size)
     mean, std = _SCALE[data]
     with torch.no_grad():
         right = net((x[:images] - mean) / std).argmax(1) == y[:images]
@@ -143,7 +148,7 @@ def accuracy(net: nn.Module, data: str = "MNIST", images: int = 2000) -> float:
 
 
 def _train(net: nn.Module, recipe: Recipe, data: str) -> None:
-    x, y = pixels(data, train=True)
+    x, y = pixels(data, train=True, size=recipe.size)
     mean, std = _SCALE[data]
     x, y = (x[: recipe.images] - mean) / std, y[: recipe.images]
     optimizer = torch.optim.Adam(net.parameters(), lr=recipe.lr)
@@ -164,9 +169,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in RECIPES:
         start = time.perf_counter()
-        net = network(name, args.data)
+        network(name, args.data)
         seconds = time.perf_counter() - start
-        print(f"{name:26}{100 * accuracy(net, args.data):6.1f} %{seconds:8.1f} s")
+        print(f"{name:26}{100 * accuracy(name, args.data):6.1f} %{seconds:8.1f} s")
 
 
 Source = Literal["MNIST", "FashionMNIST"]
