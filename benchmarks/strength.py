@@ -38,7 +38,7 @@ _WAVES = 50
 def prepared(name: str) -> tuple[Attack, Start, int]:
     """Attack, start and restarts of that name."""
     if name == "combined":
-        return Combined(), Start.uniform(), 3
+        return Combined(), Start.normal(), 2
     preset = presets.get(name)
     restarts = preset.restarts if isinstance(preset.attack, FirstOrder) else _WAVES
     return preset.attack, Start(preset.start), restarts

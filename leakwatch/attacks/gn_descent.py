@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.gn_objective import Objective
-from leakwatch.attacks.gn_steps import DenseSteps, MatrixFreeSteps, Point
+from leakwatch.attacks.gn_steps import Point, Steps
 
 __all__ = ["Descent", "Found", "Settings"]
 
@@ -89,7 +89,7 @@ class Descent:
     def __init__(
         self,
         objective: Objective,
-        how: DenseSteps | MatrixFreeSteps,
+        how: Steps,
         settings: Settings,
         rows: Int[Tensor, " attacks"],
         p: Float[Tensor, "attacks n"],

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.gauss_newton_problems import CLASSES, PIXELS, net, problem, psnr, samples
+from attacks.gauss_newton_problems import PIXELS, net, problem, psnr
 from leakwatch.attacks import Reconstruction, SharedGradient, Start
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton import GaussNewton
 from leakwatch.gradients import GradientMap
+
+# Does next to nothing.
+STILL = GaussNewton(steps=1, damping=1e7)
 
 
 def attacked(
@@ -34,17 +37,22 @@ def attacked(
 
 
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.ReLU])
-@pytest.mark.parametrize("method", ["dense", "matrix-free"])
 def test_recovers_images_from_noise_to_a_hundred_decibels(
-    activation: type[nn.Module], method: str
+    activation: type[nn.Module],
 ) -> None:
     gradients, shared, x = problem(3, activation)
-    attack = GaussNewton().changed(method=method)
-    found = attacked(attack, gradients, shared, restarts=4)
+    found = attacked(GaussNewton(), gradients, shared, restarts=4)
     assert float(psnr(found.images, x).min()) > 100
     assert [s.word for s in found.status] == ["ok"] * 3
     assert float(found.relative.max()) < 1e-5
     assert found.practical
+
+
+def test_without_a_matrix_it_does_so_too() -> None:
+    gradients, shared, x = problem(1)
+    attack = GaussNewton(method="matrix-free")
+    found = attacked(attack, gradients, shared, restarts=4)
+    assert float(psnr(found.images, x).min()) > 100
 
 
 def test_an_affine_gradient_leads_to_the_posterior_in_closed_form() -> None:
@@ -151,20 +159,30 @@ def test_joint_attacks_from_near_find_both_images() -> None:
     assert float(psnr(found.images.flatten(0, 1), x).min()) > 80
 
 
-def test_combined_returns_the_better_of_its_two_attacks() -> None:
+def test_combined_arrives_where_its_first_attack_comes_near() -> None:
     gradients, shared, x = problem(2)
     first = FirstOrder(steps=60, lr=0.05)
+    near = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=2)
     both = attacked(Combined(first=first), gradients, shared, restarts=2)
     assert both.attack == "combined"
+    assert float(psnr(near.images, x).max()) < 60
     assert float(psnr(both.images, x).min()) > 100
-    near = first.run(
-        gradients, shared, pixels=PIXELS, start=Start.uniform(), seed=0, restarts=2
+    # The first attack is the engine's own, on the loss with fixed slopes.
+    easier, given = Combined().first_problem(gradients, shared)
+    torch.testing.assert_close(
+        easier(x.float(), given.labels[:, 0]), given.gradient, rtol=1e-4, atol=1e-6
     )
-    assert bool((both.relative <= near.relative).all())
-    worse = Combined(first=first, second=GaussNewton(steps=1, damping=1e6))
-    kept = attacked(worse, gradients, shared, restarts=2)
-    assert bool((kept.relative <= near.relative).all())
-    assert float((kept.images - near.images).abs().max()) < 1e-2
+    alone = first.run(
+        easier, given, pixels=PIXELS, start=Start.uniform(), seed=0, restarts=2
+    )
+    torch.testing.assert_close(near.images, alone.images.double(), rtol=0, atol=1e-3)
+
+
+def test_combined_keeps_to_its_time() -> None:
+    gradients, shared, _ = problem(2)
+    attack = Combined(first=FirstOrder(steps=10**6))
+    found = attacked(attack, gradients, shared, restarts=2, time_limit=2.0)
+    assert found.seconds < 6
 
 
 def test_settings_of_the_combination() -> None:
@@ -194,5 +212,3 @@ def test_progress_counts_all_waves() -> None:
     )
     assert [done for done, _, _ in seen] == [1, 2, 3, 4]
     assert {total for _, total, _ in seen} == {4}
-    assert CLASSES == 4
-    assert len(samples(2)[0]) == 2

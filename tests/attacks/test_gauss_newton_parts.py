@@ -419,5 +419,4 @@ class TestKinks:
             for width in left:
                 guess = o.push(one, p, e, torch.tensor([width], dtype=torch.float64))
                 left[width] += float((change - guess).square().sum())
-        print(left)
         assert left[0.05] < 0.8 * left[0.0]
