@@ -102,6 +102,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "attack/lavp_l2.yaml": (["toy"], SHORT),
     "attack/lavp_cosine.yaml": (["toy"], SHORT),
     "attack/gauss_newton.yaml": (["toy"], SHORT),
+    "attack/combined.yaml": (["toy"], SHORT),
+    "attack/ci_net.yaml": (["toy"], SHORT),
     "logger/csv.yaml": (["toy"], TWO),
     "logger/wandb_offline.yaml": (["toy"], TWO),
     "logger/wandb_online.yaml": (["toy"], TWO),

@@ -61,7 +61,8 @@ def attack(
         y: their class indices.
         preset: a published attack by name (``"dlg"``, ``"idlg"``,
             ``"inverting-gradients"``, ``"gradinversion-bn"``, ``"lavp-l2"``,
-            ``"lavp-cosine"``), or an attack object.
+            ``"lavp-cosine"``, ``"gauss-newton"``, ``"combined"``, ``"ci-net"``), or an
+            attack object.
         start: ``"normal"``, ``"uniform"``, ``"zeros"``, ``"near"``, or a
             :class:`Start`. Default: the preset's.
         radius: distance of each element of a near start from the truth, network-input

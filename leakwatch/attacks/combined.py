@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import final
+from typing import Any, TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
@@ -20,11 +20,15 @@ from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start
+from leakwatch.attacks.verdict import mismatch
+from leakwatch.evaluation import Criterion
 from leakwatch.gradients import GradientMap
 
 __all__ = ["Combined"]
 
 _TRIAL_STEPS = 10
+
+_Problem: TypeAlias = tuple[GradientMap, SharedGradient]
 
 
 @final
@@ -32,11 +36,13 @@ _TRIAL_STEPS = 10
 class Combined:
     """Runs a first-order attack and begins Gauss–Newton at its images.
 
-    Where the shared gradient states the slopes of the logits, the first attack matches
-    the gradient of a loss that is linear in them, as Gauss–Newton does at first (see
-    :func:`leakwatch.attacks.gn_objective.fixed_logit_gradient`): of residual networks
-    this alone finds images that the cross-entropy's gradient hides. Its total variation
-    leads past images that only look alike to the gradient; Gauss–Newton needs none.
+    Where the shared gradient states the slopes of the logits, half of the restarts of
+    the first attack match the gradient of a loss that is linear in them, as
+    Gauss–Newton does at first (see
+    :func:`leakwatch.attacks.gn_objective.fixed_logit_gradient`), and half that of the
+    loss itself: on trained residual networks either finds images that the other does
+    not. All are compared by the direction of the loss' gradient, and Gauss–Newton
+    begins at the best.
 
     Args:
         name: recorded in results.
@@ -52,7 +58,7 @@ class Combined:
     name: str = "combined"
     first: FirstOrder = field(
         default_factory=lambda: FirstOrder(
-            name="cosine", steps=1500, lr=0.1, priors=Priors(tv=1e-2)
+            name="cosine", steps=1500, lr=0.1, priors=Priors(tv=1e-4)
         )
     )
     second: GaussNewton = field(default_factory=GaussNewton)
@@ -77,32 +83,45 @@ class Combined:
     ) -> Reconstruction:
         """Attacks all targets. See :class:`leakwatch.attacks.protocol.Attack`."""
         began = time.perf_counter()
-        problem = self.first_problem(gradients, shared)
-
-        def approach(first: FirstOrder, limit: float | None) -> Reconstruction:
-            return first.run(
-                *problem,
-                pixels=pixels,
-                start=start,
-                seed=seed,
-                restarts=restarts,
-                time_limit=limit,
-                progress=None if first is trial else progress,
-                initial=initial,
+        problems = self.first_problems(gradients, shared)
+        shares = _shares(restarts, len(problems))
+        near: list[Reconstruction] = []
+        done = 0
+        for problem, count in zip(problems, shares, strict=True):
+            if count == 0:
+                continue
+            given = None if initial is None else initial[done : done + count]
+            limit = None
+            if time_limit is not None:
+                # What is left of the first attack's time, by restarts that are left.
+                rest = self.share * time_limit - (time.perf_counter() - began)
+                limit = max(rest * count / (restarts - done), 1e-3)
+            near.append(
+                self._approach(
+                    problem,
+                    limit,
+                    pixels=pixels,
+                    start=start,
+                    # Streams are named by seed: no two restarts begin alike.
+                    seed=seed + done,
+                    restarts=count,
+                    progress=progress,
+                    initial=given,
+                )
             )
-
-        first, limit = self.first, None
-        trial = first.changed(steps=_TRIAL_STEPS)
-        if time_limit is not None:
-            limit = self.share * time_limit
-            tried = time.perf_counter()
-            approach(trial, limit)
-            each = (time.perf_counter() - tried) / _TRIAL_STEPS
-            fits = (limit - (time.perf_counter() - began)) / each
-            first = first.changed(steps=max(1, min(first.steps, int(fits))))
-        near = approach(first, limit)
+            done += count
+        images = torch.cat([found.restart_images for found in near])
+        labels = shared.labels
+        if labels is None:
+            labels = near[-1].labels.view(shared.targets, shared.images)
+        turned = torch.stack(
+            [
+                mismatch(gradients, shared, x.to(gradients.dtype), labels)[1]
+                for x in images
+            ]
+        )
         # The best restart first: targets that it solves need no other.
-        order = near.restart_loss.argsort(0)
+        order = turned.argsort(0)
         every = torch.arange(shared.targets, device=order.device)
         left = None
         if time_limit is not None:
@@ -116,18 +135,42 @@ class Combined:
             restarts=restarts,
             time_limit=left,
             progress=progress,
-            initial=near.restart_images[order, every],
+            initial=images[order, every],
         )
         return replace(
             found,
-            iterations=found.iterations + near.iterations,
+            iterations=found.iterations + sum(n.iterations for n in near),
             seconds=time.perf_counter() - began,
             attack=self.name,
         )
 
-    def first_problem(
+    def _approach(
+        self,
+        problem: _Problem,
+        limit: float | None,
+        *,
+        progress: Progress | None,
+        **how: Any,
+    ) -> Reconstruction:
+        """The first attack, with as many steps as fit its time."""
+        first = self.first
+        if limit is not None:
+            clock = [time.perf_counter()]
+            for steps in (1, 1 + _TRIAL_STEPS):
+                trial = first.changed(steps=steps)
+                trial.run(*problem, progress=None, time_limit=limit, **how)
+                clock.append(time.perf_counter())
+            once, more = clock[1] - clock[0], clock[2] - clock[1]
+            each = max(more - once, 0.1 * more) / _TRIAL_STEPS
+            left = limit - (clock[2] - clock[0])
+            fits = int((left - min(once, more)) / each)
+            first = first.changed(steps=max(1, min(first.steps, fits)))
+            limit = max(left, 1e-3)
+        return first.run(*problem, progress=progress, time_limit=limit, **how)
+
+    def first_problems(
         self, gradients: GradientMap, shared: SharedGradient
-    ) -> tuple[GradientMap, SharedGradient]:
+    ) -> list[_Problem]:
         """What the first attack matches, in float32.
 
         Args:
@@ -135,46 +178,72 @@ class Combined:
             shared: what was shared.
 
         Returns:
-            A map and what it would have shared; with fixed slopes the position of a
-            target takes the place of its label.
+            Maps and what they would have shared: with fixed slopes, where they are
+            known, and the loss' own. With fixed slopes the position of a target takes
+            the place of its label.
         """
+
+        def easier(criterion: Criterion, given: SharedGradient) -> _Problem:
+            at = GradientMap(
+                gradients.module,
+                criterion,
+                path=gradients.path,
+                chunk_size=gradients.chunk_size,
+            )
+            return at, replace(given, gradient=given.gradient.float())
+
+        problems = [easier(gradients.criterion, shared)]
         slopes = None
         if self.second.logits and shared.images == 1 and shared.labels is not None:
             slopes = logit_slopes(gradients, shared, shared.labels[:, 0])
-        criterion = gradients.criterion
-        gradient, labels = shared.gradient, shared.labels
         if slopes is not None:
             # Confident samples' gradients would leave the range of float32.
             size = slopes.norm(dim=1, keepdim=True).clamp_min(1e-300)
-            criterion = _Slopes((slopes / size).float())
-            gradient = gradient / size.to(gradient.device)
-            labels = torch.arange(shared.targets, device=gradient.device)[:, None]
-        easier = GradientMap(
-            gradients.module,
-            criterion,
-            path=gradients.path,
-            chunk_size=gradients.chunk_size,
-        )
-        return easier, replace(shared, gradient=gradient.float(), labels=labels)
+            gradient = shared.gradient / size.to(shared.gradient.device)
+            position = torch.arange(shared.targets, device=gradient.device)[:, None]
+            given = replace(shared, gradient=gradient, labels=position)
+            problems.insert(0, easier(_Slopes((slopes / size).float()), given))
+        return problems
 
     def changed(self, **changes: object) -> Combined:
         """The same attack with other settings.
 
         Args:
-            changes: of this class; others go to the second attack.
+            changes: of this class; others go to each of the two attacks that has them.
+                ``steps`` is a limit for both, the second's own stays if it is lower.
 
         Raises:
             ValueError: for a setting that neither has.
 
         Example:
-            >>> Combined().changed(share=0.5, steps=10).second.steps
-            10
+            >>> changed = Combined().changed(share=0.4, steps=200, lr=0.05)
+            >>> changed.first.steps, changed.second.steps, changed.first.lr
+            (200, 60, 0.05)
         """
         own = {f.name for f in fields(self)}
         mine = {k: v for k, v in changes.items() if k in own}
         rest = {k: v for k, v in changes.items() if k not in own}
         changed: Combined = replace(self, **mine)  # type: ignore[arg-type]
-        return replace(changed, second=changed.second.changed(**rest))
+        first, second = changed.first, changed.second
+        if "steps" in rest:
+            steps = rest.pop("steps")
+            first = first.changed(steps=steps)
+            if not isinstance(steps, int) or steps < second.steps:
+                second = second.changed(steps=steps)
+        theirs = {f.name for f in fields(second)} - {"name"}
+        second = second.changed(**{k: v for k, v in rest.items() if k in theirs})
+        both = {f.name for f in fields(first)} & theirs
+        rest = {k: v for k, v in rest.items() if k not in theirs or k in both}
+        first = first.changed(**rest)
+        return replace(changed, first=first, second=second)
+
+
+def _shares(restarts: int, problems: int) -> list[int]:
+    """Restarts of each problem; with one restart the first has it."""
+    counts = [restarts // problems] * problems
+    for i in range(restarts % problems):
+        counts[i] += 1
+    return counts
 
 
 @final

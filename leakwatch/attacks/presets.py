@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from leakwatch.attacks.ci_net import CINetAttack
+from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton import GaussNewton
 from leakwatch.attacks.priors import Priors
@@ -231,3 +233,28 @@ GAUSS_NEWTON = register(
     )
 )
 """Levenberg–Marquardt on the difference of gradients: slow and strong."""
+
+COMBINED = register(
+    Preset(
+        Combined(),
+        start="normal",
+        restarts=4,
+        source="Geiping et al., NeurIPS 2020, then Levenberg 1944, Marquardt 1963; "
+        "this library",
+        differs="Not published as an attack.",
+    )
+)
+"""Cosine descent from several starts, then Gauss-Newton from the best."""
+
+CI_NET = register(
+    Preset(
+        CINetAttack(),
+        start="normal",
+        restarts=1,
+        source="Zhang et al.: Generative Gradient Inversion via Over-Parameterized "
+        "Networks in Federated Learning, ICCV 2023",
+        differs="Cosine distance as in the paper's code; its text writes a norm of the "
+        "difference. Published: 150,000 steps for 256 images.",
+    )
+)
+"""The weights of an untrained generator instead of pixels."""

@@ -11,6 +11,7 @@ from leakwatch.attacks import Reconstruction, SharedGradient, Start
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton import GaussNewton
+from leakwatch.attacks.verdict import mismatch
 from leakwatch.gradients import GradientMap
 
 # Does next to nothing.
@@ -167,15 +168,41 @@ def test_combined_arrives_where_its_first_attack_comes_near() -> None:
     assert both.attack == "combined"
     assert float(psnr(near.images, x).max()) < 60
     assert float(psnr(both.images, x).min()) > 100
-    # The first attack is the engine's own, on the loss with fixed slopes.
-    easier, given = Combined().first_problem(gradients, shared)
-    torch.testing.assert_close(
-        easier(x.float(), given.labels[:, 0]), given.gradient, rtol=1e-4, atol=1e-6
+
+
+def test_combined_begins_gauss_newton_at_the_best_of_its_first_attack_s() -> None:
+    gradients, shared, x = problem(2)
+    first = FirstOrder(steps=60, lr=0.05)
+    found = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=2)
+    slopes, loss = Combined().first_problems(gradients, shared)
+    ends = []
+    for seed, (at, given) in enumerate((slopes, loss)):
+        # Either map shares what it was said to share, at the private images.
+        torch.testing.assert_close(
+            at(x.float(), given.labels[:, 0]), given.gradient, rtol=1e-4, atol=1e-6
+        )
+        alone = first.run(
+            at, given, pixels=PIXELS, start=Start.uniform(), seed=seed, restarts=1
+        )
+        ends.append(alone.images.double())
+    turned = torch.stack(
+        [mismatch(gradients, shared, e[:, None], shared.labels)[1] for e in ends]
     )
-    alone = first.run(
-        easier, given, pixels=PIXELS, start=Start.uniform(), seed=0, restarts=2
-    )
-    torch.testing.assert_close(near.images, alone.images.double(), rtol=0, atol=1e-3)
+    best = torch.stack(ends)[turned.argmin(0), torch.arange(2)]
+    torch.testing.assert_close(found.images, best, rtol=0, atol=1e-3)
+
+
+def test_combined_with_one_restart_or_unknown_slopes() -> None:
+    gradients, shared, x = problem(2)
+    first = FirstOrder(steps=60, lr=0.05)
+    one = attacked(Combined(first=first), gradients, shared, restarts=1)
+    assert one.restart_images.shape[0] == 1
+    plain = Combined(first=first, second=GaussNewton(logits=False))
+    assert len(plain.first_problems(gradients, shared)) == 1
+    found = attacked(plain, gradients, shared, restarts=2)
+    assert float(psnr(found.images, x).max()) > 40
+    inferred = attacked(Combined(first=first), gradients, shared.without_labels())
+    assert inferred.labels.tolist() == one.labels.tolist()
 
 
 def test_combined_keeps_to_its_time() -> None:
@@ -186,8 +213,10 @@ def test_combined_keeps_to_its_time() -> None:
 
 
 def test_settings_of_the_combination() -> None:
-    changed = Combined().changed(share=0.25, steps=7)
-    assert (changed.share, changed.second.steps) == (0.25, 7)
+    changed = Combined().changed(share=0.25, steps=7, tv=1e-3, damping=0.5)
+    assert (changed.share, changed.first.steps, changed.second.steps) == (0.25, 7, 7)
+    assert (changed.first.priors.tv, changed.second.damping) == (1e-3, 0.5)
+    assert Combined().changed(box=False).first.box is False
     with pytest.raises(ValueError, match="share"):
         Combined(share=1.0)
     with pytest.raises(ValueError, match="lrr"):

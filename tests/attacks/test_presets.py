@@ -38,6 +38,9 @@ def test_the_field_s_names_are_there() -> None:
         "gradinversion-bn",
         "lavp-l2",
         "lavp-cosine",
+        "gauss-newton",
+        "combined",
+        "ci-net",
     }
     assert names <= set(available())
     for name in available():
@@ -69,7 +72,18 @@ def test_presets_have_the_published_settings(
     assert get(name).restarts == restarts
 
 
-@pytest.mark.parametrize("name", ["dlg", "idlg", "inverting-gradients", "lavp-l2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dlg",
+        "idlg",
+        "inverting-gradients",
+        "lavp-l2",
+        "gauss-newton",
+        "combined",
+        "ci-net",
+    ],
+)
 def test_every_preset_runs_in_one_call(name: str) -> None:
     x, y = data()
     found = attack(net(), x, y, name, steps=5, data_range=1.0)
