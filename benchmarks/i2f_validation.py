@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from correlations import baselines
-from networks import load, network
+from networks import RECIPES, load, network
 
 import leakwatch
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
@@ -57,6 +57,12 @@ def main() -> None:
     parser.add_argument(
         "--variances", nargs="+", type=float, default=[1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
     )
+    parser.add_argument(
+        "--attacks",
+        nargs="+",
+        default=["DGL", "GS", "Gauss-Newton"],
+        choices=("DGL", "GS", "Gauss-Newton"),
+    )
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
@@ -67,7 +73,7 @@ def main() -> None:
 
 def validate(name: str, args: argparse.Namespace) -> None:
     """All noise levels and attacks for one network."""
-    data = load("MNIST", args.images)
+    data = load("MNIST", args.images, RECIPES[name].size if name in RECIPES else 28)
     net = net_of(name)
     pixels = PixelScale([data.mean], [data.std])
     gradients = GradientMap(net, dtype=torch.float64)
@@ -90,6 +96,7 @@ def validate(name: str, args: argparse.Namespace) -> None:
             box=False, prior_std=data.prior_std, prior_mean=data.prior_mean
         ),
     }
+    attacks = {name: attacks[name] for name in args.attacks}
     x = data.x.double()
     d_x = x[0].numel()
     known = baselines(data.x, data.mean, data.std)

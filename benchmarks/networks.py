@@ -55,6 +55,7 @@ RECIPES = {
     "lenet-relu": Recipe("lenet", "relu", "kaiming", 30_000, 2, 1e-3),
     "resnet8": Recipe("resnet8", "relu", "default", 12_000, 2, 2e-3),
     "resnet8-14": Recipe("resnet8", "relu", "default", 12_000, 3, 2e-3, size=14),
+    "resnet18-14-untrained": Recipe("resnet18", "", "default", 0, 0, 0.0, size=14),
     "lenet-relu-14": Recipe("lenet", "relu", "kaiming", 30_000, 2, 1e-3, size=14),
 }
 
@@ -125,7 +126,7 @@ def network(name: str, data: str = "MNIST") -> nn.Module:
             in_channels=1,
             num_classes=10,
             image_size=recipe.size,
-            model_args={"activation": recipe.activation},
+            model_args={"activation": recipe.activation} if recipe.activation else {},
         )
         initialize(net, recipe.scheme)
         if path.exists():

@@ -5,11 +5,11 @@
         [--attacks lavp-l2 lavp-cosine inverting-gradients gauss-newton combined]
 
 Attacks are presets by name (start and restarts as there), and ``combined``: cosine
-descent, then Gauss–Newton. All images are attacked at once, and the clock is CPU seconds
-times images. A first-order attack gets as many steps as fit its time, measured before,
-so that its step decay ends with it; in float32, its usual arithmetic. Gauss–Newton
-starts new waves until time is over; it and the combination work in float64. Labels are
-known, networks trained (``benchmarks/networks.py``), images the first of the test set,
+descent, then Gauss–Newton. All images are attacked at once, and the clock is CPU
+seconds times images. A first-order attack gets as many steps as fit its time, measured
+before, so that its step decay ends with it; in float32, its usual arithmetic.
+Gauss–Newton starts new waves until time is over; it and the combination work in
+float64. Labels are known, networks trained (``benchmarks/networks.py``), images the first of the test set,
 evenly by class.
 
 Columns: share of images above 20 dB and median PSNR of the returned images (peak 1,
@@ -108,8 +108,8 @@ def main() -> None:
     # machine can't decide who wins.
     time.perf_counter = time.process_time
     print(
-        f"{args.data}, {args.images} images, {args.seconds:.0f} CPU seconds an image, random "
-        f"starts, 1 thread, torch {torch.__version__}"
+        f"{args.data}, {args.images} images, {args.seconds:.0f} CPU seconds an image, "
+        f"random starts, 1 thread, torch {torch.__version__}"
     )
     print(
         f"{'network':16}{'attack':22}{'> 20 dB':>8}{'median':>9}{'matched':>9}{'s':>7}"
