@@ -17,8 +17,9 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One thread in each process, see above; a process needs about 2 GiB.
 unit: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/spectrum.py

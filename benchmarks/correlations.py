@@ -7,7 +7,8 @@ of three random starts by matching loss, as in the paper) and one from a near st
 (radius 0.01), without noise. Prints Spearman's correlation of every score with every
 measure of quality, averaged over the networks as in Tables 1 to 3 of LAVP (Hong et al.,
 AAAI 2024), then each network alone with 95 % bootstrap intervals, and how many attacks
-matched their gradient. ``--json`` keeps all single values.
+matched their gradient. ``--json`` keeps all single values; ``--read`` prints the tables
+of several such files together.
 """
 
 from __future__ import annotations
@@ -110,6 +111,19 @@ def measure(name: str, args: argparse.Namespace) -> list[Measurement]:
     return out
 
 
+def kept(path: Path) -> list[Measurement]:
+    """What a run with ``--json`` has written."""
+    return [
+        Measurement(
+            one["setting"],
+            one["architecture"],
+            {k: np.array(v) for k, v in one["scores"].items()},
+            {k: np.array(v) for k, v in one["metrics"].items()},
+        )
+        for one in json.loads(path.read_text())
+    ]
+
+
 def main() -> None:
     """Measures and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -119,11 +133,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--max-memory", type=float, default=8192)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="keep all values in this file")
+    parser.add_argument("--read", type=Path, nargs="+", help="files kept before")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{args.data}, {args.images} test images, {args.steps} steps")
-    found = [m for name in args.networks for m in measure(name, args)]
+    if args.read:
+        found = [m for path in args.read for m in kept(path)]
+    else:
+        print(f"{args.data}, {args.images} test images, {args.steps} steps")
+        found = [m for name in args.networks for m in measure(name, args)]
     if args.json:
         args.json.write_text(
             json.dumps(

@@ -58,7 +58,8 @@ def attack(
             unless ``criterion`` says otherwise.
         x: true samples, network-input units: they make the gradients, and nothing else
             of them reaches the attack unless ``start`` is ``"near"``.
-        y: their class indices.
+        y: their class indices. The network is attacked in evaluation mode, whatever
+            mode it is in: BatchNorm with its running statistics, no dropout.
         preset: a published attack by name (``"dlg"``, ``"idlg"``,
             ``"inverting-gradients"``, ``"gradinversion-bn"``, ``"lavp-l2"``,
             ``"lavp-cosine"``, ``"gauss-newton"``, ``"combined"``, ``"ci-net"``), or an
@@ -108,6 +109,25 @@ def attack(
     for name, value in (("steps", steps), ("restarts", restarts), ("images", images)):
         _check(name, value, int, 1)
     _check("seed", seed, int, 0)
+    if seed >= 2**63:
+        raise ValueError(f"seed must be below 2**63, got {seed}.")
+    seed = int(seed)
+    if time_limit is not None and time_limit == 0:
+        raise ValueError("time_limit must be positive, got 0 seconds.")
+    for name, given in (("perturb", perturb), ("criterion", criterion)):
+        if given is not None and not callable(given):
+            raise TypeError(f"{name} must be a function, got {given!r}.")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            f"progress must be True, False or a function of (done, total, best), got "
+            f"{progress!r}."
+        )
+    for name, per_channel in (("mean", mean), ("std", std)):
+        if isinstance(per_channel, numbers.Real):
+            raise TypeError(
+                f"{name} has one value per channel, got {per_channel!r}; give "
+                f"{name}=[{per_channel!r}] for one channel."
+            )
     for name, number in (
         ("noise_std", noise_std),
         ("radius", radius),

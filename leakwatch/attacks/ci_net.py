@@ -8,12 +8,13 @@ which is said with each argument.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.attacks import distances
 from leakwatch.attacks.candidate_search import Phase, search
 from leakwatch.attacks.candidates import OutputScale, Weights
 from leakwatch.attacks.ci_generator import CINet, choose_width, enclosing_side
@@ -65,6 +66,7 @@ class CINetAttack:
         ValueError: for values out of range, here or in ``run``.
     """
 
+    only_normal_start: ClassVar[bool] = True
     steps: int = 2000
     lr: float = 1e-3
     distance: str = "cosine"
@@ -75,6 +77,7 @@ class CINetAttack:
 
     def __post_init__(self) -> None:
         self._phase()
+        distances.get(self.distance)
         if isinstance(self.width, int) and self.width < 1:
             raise ValueError(f"width must be positive, got {self.width}.")
         if self.latent < 1:

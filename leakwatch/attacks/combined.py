@@ -65,6 +65,17 @@ class Combined:
     share: float = 0.5
 
     def __post_init__(self) -> None:
+        for what, kind in (("first", FirstOrder), ("second", GaussNewton)):
+            given = getattr(self, what)
+            if not isinstance(given, kind):
+                raise TypeError(
+                    f"{what} must be a {kind.__name__} attack, got {given!r}."
+                )
+        if self.first.joint_labels:
+            raise ValueError(
+                "first can't optimise labels (joint_labels), because Gauss-Newton "
+                "needs them; use labels='inferred'."
+            )
         if not 0 < self.share < 1:
             raise ValueError(f"share must lie in (0, 1), got {self.share}.")
 
@@ -231,6 +242,14 @@ class Combined:
             if not isinstance(steps, int) or steps < second.steps:
                 second = second.changed(steps=steps)
         theirs = {f.name for f in fields(second)} - {"name"}
+        others = {f.name for f in fields(first)} | {f.name for f in fields(Priors)}
+        unknown = rest.keys() - theirs - others
+        if unknown:
+            known = sorted(own | theirs | others)
+            raise ValueError(
+                f"unknown setting {', '.join(sorted(unknown))} of attack "
+                f"{self.name!r}; choose from {', '.join(known)}."
+            )
         second = second.changed(**{k: v for k, v in rest.items() if k in theirs})
         both = {f.name for f in fields(first)} & theirs
         rest = {k: v for k, v in rest.items() if k not in theirs or k in both}

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import final, get_args
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakwatch.attacks import distances
 from leakwatch.attacks.descent import Descent, Outcome
+from leakwatch.attacks.labels import LabelMethod, infer_labels
 from leakwatch.attacks.matching import MatchingProblem, PathName
 from leakwatch.attacks.optimizers import OptimizerName, ScheduleName, schedule
 from leakwatch.attacks.pixels import PixelScale
@@ -117,6 +118,13 @@ class FirstOrder:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}.")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}.")
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {self.chunk_size}.")
+        if self.label_method not in get_args(LabelMethod):
+            raise ValueError(
+                f"unknown label_method {self.label_method!r}; choose from "
+                f"{', '.join(get_args(LabelMethod))}."
+            )
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
         if self.tolerance is not None and not self.tolerance >= 0:
@@ -198,8 +206,6 @@ class FirstOrder:
             return torch.zeros(shared.targets, shared.images, dtype=torch.long), none
         if shared.labels is not None:
             return shared.labels, none
-        from leakwatch.attacks.labels import LabelMethod, infer_labels
-
         method: LabelMethod = self.label_method  # type: ignore[assignment]
         found = infer_labels(shared, gradients, method)
         return found.labels, tuple(
@@ -263,6 +269,7 @@ class FirstOrder:
             shared,
             found[which],
             base=bases[which],
+            whole=found[0],
             out_of_time=outcome.unfinished.all(0),
             diverged=outcome.diverged.all(0),
             doubts=doubts,

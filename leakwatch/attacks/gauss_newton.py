@@ -126,7 +126,12 @@ class GaussNewton:
     fast: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("products", 1), ("memory", 1)):
+        for name, least in (
+            ("steps", 1),
+            ("products", 1),
+            ("memory", 1),
+            ("patience", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(
                     f"{name} must be at least {least}, got {getattr(self, name)}."

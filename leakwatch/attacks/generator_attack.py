@@ -168,7 +168,8 @@ def reconstruction(
     """
     shape = (plan.restarts, plan.shared.targets)
     loss = found.loss.view(shape)
-    images = found.images.view(*shape, *found.images.shape[1:])
+    # A generator may leave the range of pixels.
+    images = pixels.clamp(found.images.view(*shape, *found.images.shape[1:]))
     best = loss.argmin(0)
     at = torch.arange(shape[1], device=best.device)
     chosen = images[best, at]
@@ -180,6 +181,7 @@ def reconstruction(
         plan.shared,
         rests[which],
         base=bases[which],
+        whole=rests[0],
         out_of_time=torch.full((shape[1],), found.stopped),
         diverged=torch.tensor(found.broken).view(shape).all(0),
         doubts=doubts,

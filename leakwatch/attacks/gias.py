@@ -9,12 +9,13 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from leakwatch.attacks import distances
 from leakwatch.attacks.candidate_search import Found, Phase, search
 from leakwatch.attacks.candidates import Latents, OutputScale, Weights
 from leakwatch.attacks.generator_attack import (
@@ -72,6 +73,7 @@ class GIASAttack:
             a generator with parameters that can't be initialised anew.
     """
 
+    only_normal_start: ClassVar[bool] = True
     generator: nn.Module
     latent_shape: Sequence[int]
     output_range: tuple[float, float] | None = (-1.0, 1.0)
@@ -89,6 +91,19 @@ class GIASAttack:
             raise TypeError(
                 f"generator must be a torch.nn.Module, got a {type(given).__name__}."
             )
+        shape: object = self.latent_shape
+        if not isinstance(shape, Sequence):
+            raise TypeError(
+                f"latent_shape must be the shape of one latent, such as (100,), got "
+                f"{shape!r}."
+            )
+        ends = self.output_range
+        if ends is not None and not ends[0] < ends[1]:
+            raise ValueError(
+                f"output_range must be (darkest, brightest), such as (-1.0, 1.0), or "
+                f"None, got {self.output_range!r}."
+            )
+        distances.get(self.distance)
         for name, steps in (
             ("latent_steps", self.latent_steps),
             ("weight_steps", self.weight_steps),

@@ -203,6 +203,11 @@ class Attempt:
         low, high = self.pixels.low, self.pixels.high
         std, mean = self.attack.prior_std, self.attack.prior_mean
         noise = self.shared.noise_std
+        if mean is not None and not _broadcasts(mean, self.shared.sample_shape):
+            raise ValueError(
+                f"prior_mean must have the shape of one sample, "
+                f"{tuple(self.shared.sample_shape)}, got {tuple(mean.shape)}."
+            )
         if low is not None and high is not None:
             std = (high - low) * _UNIFORM_STD if std is None else std
             if mean is None:
@@ -228,6 +233,15 @@ class Attempt:
             total = self.waves * self.attack.steps
             distance = 0.5 * residuals.median() ** 2
             self.progress(min(done, total), total, float(distance))
+
+
+def _broadcasts(mean: Tensor, sample: tuple[int, ...]) -> bool:
+    """Whether μ can be expanded to a sample."""
+    missing = len(sample) - mean.ndim
+    return missing >= 0 and all(
+        given in (1, wanted)
+        for given, wanted in zip(mean.shape, sample[missing:], strict=True)
+    )
 
 
 def _labels(

@@ -23,6 +23,8 @@ from leakwatch.evaluation import Criterion
 from leakwatch.gradients import GradientMap
 from leakwatch.gram import Workspace, gram
 
+_SMALLEST_FAST = 1e-25
+
 __all__ = ["Objective", "fixed_logit_gradient"]
 
 
@@ -123,7 +125,10 @@ class Objective:
             chunk_size=gradients.chunk_size,
         )
         self._products = self._map
-        if fast:
+        target = target.to(torch.float64)
+        lengths = target.norm(dim=1)
+        # Beyond this a confident sample's gradient leaves the range of float32.
+        if fast and bool(((lengths == 0) | (lengths > _SMALLEST_FAST)).all()):
             self._products = GradientMap(
                 gradients.module,
                 self._criterion,
@@ -133,7 +138,7 @@ class Objective:
         self._workspace = Workspace()
         self.images, self.sample_shape, self.pixels = images, sample_shape, pixels
         device = next(gradients.module.parameters()).device
-        target = target.to(device, torch.float64)
+        target = target.to(device)
         self.scale = target.norm(dim=1)
         self.scale = torch.where(self.scale > 0, self.scale, 1.0)
         self._unit = target / self.scale[:, None]

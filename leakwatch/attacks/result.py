@@ -27,9 +27,12 @@ class Reconstruction:
             float64; infinite where no restart had a finite one.
         relative: ‖g(x) − g*‖/‖g*‖ at ``images``, float64: the same measure for every
             attack, whatever it minimised.
-        status: per target. ``ok``: the gradient was matched. ``not converged``: it
-            was not, or the time was over; the reason says what failed. ``failed``: an
-            error. None of them says that a sample is safe.
+        status: per target. ``ok``: the gradient was matched, which doesn't promise the
+            right image: another may have the same gradient, and a stronger attack may
+            find it. ``estimated``: matched under a doubt that the reason states, such
+            as inferred labels. ``not converged``: it was not matched, or the time was
+            over; the reason says what failed. ``failed``: an error. None of them says
+            that a sample is safe.
         iterations: optimiser steps used by the best restart.
         restart_images: of each restart, always with the dimension of images:
             ``(restarts, targets, images, *sample)``.
@@ -65,5 +68,5 @@ class Reconstruction:
 
     @property
     def matched(self) -> tuple[bool, ...]:
-        """Per target, whether the gradient was matched (status ``ok``)."""
-        return tuple(s.word == "ok" for s in self.status)
+        """Per target, whether the gradient was matched, also under a doubt."""
+        return tuple(s.usable for s in self.status)

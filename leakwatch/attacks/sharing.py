@@ -69,7 +69,10 @@ class SharedGradient:
             )
         if not bool(torch.isfinite(g).all()):
             broken = (~torch.isfinite(g)).any(1).nonzero()[0]
-            raise ValueError(f"the gradient of target {int(broken)} is not finite.")
+            added = f", noise_std={self.noise_std:g} included" if self.noise_std else ""
+            raise ValueError(
+                f"the gradient of target {int(broken)} is not finite{added}."
+            )
         if self.images < 1:
             raise ValueError(f"images must be at least 1, got {self.images}.")
         if self.labels is not None and self.labels.shape != (len(g), self.images):

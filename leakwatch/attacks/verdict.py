@@ -20,6 +20,10 @@ __all__ = ["MATCHED", "matched_to", "mismatch", "uninformed", "verdict"]
 #: know nothing leave.
 MATCHED = 0.1
 
+# A direction that was matched by a gradient whose length is off by more than this part
+# shows nothing: without biases any multiple of the image has that direction.
+_LENGTH = 0.5
+
 _CHUNK = 32
 
 
@@ -116,12 +120,19 @@ def matched_to(
     Returns:
         ``(targets,)``, float64.
     """
-    g = shared.gradient.double()
-    length = g.norm(dim=1).clamp_min(torch.finfo(g.dtype).tiny)
-    noise = 1.1 * shared.noise_std * math.sqrt(g.shape[1]) / length
+    noise = limit_of_noise(shared)
+    length = shared.gradient.double().norm(dim=1)
     part = MATCHED * _at_most_one(base, length)
     out: Tensor = (noise.square() + part.square()).sqrt()
     return out
+
+
+def limit_of_noise(shared: SharedGradient) -> Float[Tensor, " targets"]:
+    """What noise of known size leaves at the true input, 1.1 s √d_θ/‖g*‖, float64."""
+    g = shared.gradient.double()
+    length = g.norm(dim=1).clamp_min(torch.finfo(g.dtype).tiny)
+    left: Tensor = 1.1 * shared.noise_std * math.sqrt(g.shape[1]) / length
+    return left
 
 
 def _at_most_one(base: Tensor | None, like: Tensor) -> Tensor:
@@ -133,6 +144,7 @@ def verdict(
     relative: Float[Tensor, " targets"],
     *,
     base: Float[Tensor, " targets"] | None = None,
+    whole: Float[Tensor, " targets"] | None = None,
     out_of_time: Bool[Tensor, " targets"] | None = None,
     diverged: Bool[Tensor, " targets"] | None = None,
     doubts: tuple[str, ...] | None = None,
@@ -148,16 +160,24 @@ def verdict(
         relative: the rest of the gradient that was not matched; for attacks that only
             match the direction, of the direction.
         base: what :func:`uninformed` images leave of the same.
+        whole: the rest with its length, ‖g − g*‖/‖g*‖, where ``relative`` is that of
+            the direction.
         out_of_time: targets whose attacks were stopped by the clock.
         diverged: targets whose attacks all ended in values that are not finite.
         doubts: what else may have failed, such as inferred labels; empty for nothing.
 
     Returns:
-        A status for each target.
+        A status for each target: ``ok`` where the gradient was matched, ``estimated``
+        where it was matched under a doubt.
     """
     length = shared.gradient.double().norm(dim=1)
     lengths, limit = length.tolist(), matched_to(shared, base).tolist()
     most = _at_most_one(base, length).tolist()
+    noise = (limit_of_noise(shared) ** 2 + _LENGTH**2).sqrt()
+    scaled = torch.zeros_like(length) if whole is None else whole.to(length)
+    off = (scaled > noise).tolist()
+    kind = str(shared.gradient.dtype).removeprefix("torch.")
+    tiny = 1e3 * torch.finfo(shared.gradient.dtype).tiny
     found = []
     for i, rest in enumerate(relative.tolist()):
         doubt = f" {doubts[i]}" if doubts is not None and doubts[i] else ""
@@ -165,6 +185,19 @@ def verdict(
         broken = diverged is not None and bool(diverged[i])
         if lengths[i] == 0:
             found.append(Status("failed", "the shared gradient is zero."))
+        elif lengths[i] < tiny:
+            text = (
+                f"the shared gradient is too small for {kind} to hold its digits; use "
+                f"dtype=torch.float64."
+            )
+            found.append(Status("not converged", text + doubt))
+        elif limit[i] >= most[i] and shared.noise_std == 0:
+            text = (
+                "any image has this gradient: it says nothing about the sample that "
+                "the label does not; the attack's assumption of an informative "
+                "gradient fails."
+            )
+            found.append(Status("not converged", text + doubt))
         elif limit[i] >= most[i]:
             text = (
                 "the noise is as large as what the gradient says about the image, so "
@@ -172,12 +205,21 @@ def verdict(
                 "gradient fails."
             )
             found.append(Status("not converged", text + doubt))
+        elif rest <= limit[i] and off[i]:
+            text = (
+                "the direction of the gradient was matched, but not its length, which "
+                "this attack does not look at; try distance='l2' or gauss-newton."
+            )
+            found.append(Status("not converged", text + doubt))
+        elif rest <= limit[i] and doubt:
+            text = f"the gradient was matched, under an assumption.{doubt}"
+            found.append(Status("estimated", text))
         elif rest <= limit[i]:
             found.append(OK)
         else:
             text = f"{_percent(rest)} of the gradient was not matched"
             if most[i] < 1:
-                text += f", where any image leaves {_percent(most[i])}"
+                text += f", where noise or plain grey leaves {_percent(most[i])}"
             if late:
                 text += " when time was over; allow more."
             elif broken:

@@ -308,9 +308,14 @@ def _attack(
     argument: str, given: Any, steps: int | None = None
 ) -> tuple[Attack, int, StartKind]:
     """The attack, how many tries it takes by default, and where these begin."""
+    engine: Any = presets.get(given).attack if isinstance(given, str) else given
+    if argument == "worst_case" and getattr(engine, "only_normal_start", False):
+        raise ValueError(
+            f"worst_case begins beside the true images, and {engine.name} only at "
+            f"random latents; use it as attack=, and worst_case='gauss-newton'."
+        )
     if isinstance(given, str):
         preset = presets.get(given)
-        engine: Any = preset.attack
         chosen = engine if steps is None else engine.changed(steps=steps)
         return chosen, preset.restarts, preset.start
     runs = callable(getattr(given, "run", None)) and hasattr(given, "name")

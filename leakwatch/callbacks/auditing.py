@@ -19,6 +19,7 @@ from leakwatch.attacks import (
     SharedGradient,
     Start,
 )
+from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.gauss_newton import GaussNewton
 from leakwatch.attacks.starts import StartKind, stream
 from leakwatch.callbacks.observing import observing
@@ -298,7 +299,7 @@ def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
     """
     attacks: dict[Kind, Attack] = {}
     for kind, attack in audit.attacks.items():
-        if isinstance(attack, FirstOrder) and probes.x.ndim < 4:
+        if isinstance(attack, FirstOrder | Combined) and probes.x.ndim < 4:
             attack = attack.changed(tv=0.0)
         if isinstance(attack, GaussNewton) and attack.prior_std is None:
             attack = replace(
@@ -539,6 +540,8 @@ def _verdict(
         )
     shows = psnr >= max(constant + _BEYOND_CONSTANT, HARDLY_BELOW) and not near
     if status.word != "ok" and not shows:
+        if status.usable:
+            status = Status("not converged", status.reason)
         return math.nan, status
     if psnr >= CLEARLY_ABOVE:
         return 1.0, OK

@@ -57,8 +57,14 @@ def conclusions(
         conclusive = verdicts.usable
         status = "ok" if n else "undefined: no sample was attacked"
         add(f"audit/{kind}/conclusive", float(conclusive.mean()), status)
-        recovered = verdicts.values[conclusive] >= 1.0
-        add(f"audit/{kind}/recovered", float(recovered.sum()) / n, status)
+        recovered = float((verdicts.values[conclusive] >= 1.0).sum())
+        clear = int(conclusive.sum())
+        if n and clear == 0:
+            status = "undefined: no attack was conclusive, which shows no safety"
+        elif clear < n:
+            status = f"estimated: at least this share; {n - clear} of {n} inconclusive"
+        share = recovered / n if clear else math.nan
+        add(f"audit/{kind}/recovered", share, status)
         for metric in metrics:
             if metric not in _COMPARED:
                 continue

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from leakwatch.attacks import PixelScale, SharedGradient, Start
+from leakwatch.attacks.api import attack
 from leakwatch.attacks.distances import available, get
 from leakwatch.attacks.verdict import (
     MATCHED,
@@ -16,6 +19,8 @@ from leakwatch.attacks.verdict import (
     verdict,
 )
 from leakwatch.gradients import GradientMap
+
+DOUBLE = torch.float64
 
 
 def test_pixels_and_inputs_are_inverse_and_boxed() -> None:
@@ -242,7 +247,88 @@ def test_what_any_image_matches_does_not_count() -> None:
     assert [s.word for s in verdict(shared, rest)] == ["ok", "ok"]
     judged = verdict(shared, rest, base=base)
     assert [s.word for s in judged] == ["not converged"] * 2
-    assert "where any image leaves" in judged[0].reason
+    assert "where noise or plain grey leaves" in judged[0].reason
     right, _ = mismatch(gradients, shared, x[:, None], y[:, None])
     assert [s.word for s in verdict(shared, right, base=base)] == ["ok", "ok"]
     torch.testing.assert_close(matched_to(shared, base), MATCHED * base)
+
+
+def test_a_matched_direction_of_another_length_is_no_match() -> None:
+    # Without biases any multiple of an image has the direction of its gradient.
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False))
+    x, y = 0.2 * torch.rand(2, 1, 3, 3), torch.tensor([0, 1])
+    found = attack(net, x, y, "inverting-gradients", steps=60, tv=0.0, data_range=1.0)
+    assert float(found.relative.min()) > 0.5
+    assert [s.word for s in found.status] == ["not converged"] * 2
+    assert "not its length" in found.status[0].reason
+    exact = attack(net, x, y, "gauss-newton", data_range=1.0)
+    assert [s.word for s in exact.status] == ["ok"] * 2
+
+
+def test_a_match_with_guessed_labels_is_not_plainly_ok() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False))
+    x, y = torch.rand(2, 1, 3, 3) - 0.9, torch.tensor([0, 1])
+    found = attack(net, x, y, "gauss-newton", labels="inferred", steps=30)
+    assert float(found.relative.max()) < 1e-4
+    assert [s.word for s in found.status] == ["estimated"] * 2
+    assert found.matched == (True, True)
+    assert "labels were inferred" in found.status[0].reason
+
+
+def test_gradients_without_information_are_not_blamed_on_noise() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        net[1].bias.fill_(-100.0)
+    x, y = torch.rand(1, 1, 3, 3), torch.tensor([0])
+    found = attack(net, x, y, "gauss-newton", steps=3, data_range=1.0)
+    assert "says nothing about the sample" in found.status[0].reason
+    assert "noise" not in found.status[0].reason
+
+
+def test_very_confident_samples_are_recovered_in_float64() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    with torch.no_grad():
+        net[3].bias.copy_(torch.tensor([95.0, 0.0, 0.0]))
+    x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 0])
+    found = attack(
+        net, x, y, "gauss-newton", steps=40, restarts=3, data_range=1.0, dtype=DOUBLE
+    )
+    assert float((found.images - x).abs().max()) < 1e-6
+    small = attack(net, x, y, "gauss-newton", steps=2, data_range=1.0)
+    assert "dtype=torch.float64" in small.status[0].reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"preset": "lavp-l2", "chunk_size": 0}, "chunk_size"),
+        ({"preset": "lavp-l2", "label_method": "x"}, "label_method"),
+        ({"preset": "gauss-newton", "prior_mean": torch.zeros(5)}, "prior_mean"),
+        ({"preset": "gauss-newton", "patience": 0}, "patience"),
+        ({"preset": "combined", "first": 3}, "FirstOrder"),
+        ({"preset": "combined", "stepz": 4}, "'combined'; choose from .*share"),
+        ({"preset": "combined", "joint_labels": True}, "joint_labels"),
+        ({"seed": 2**63}, "seed"),
+        ({"time_limit": 0.0}, "time_limit must be positive"),
+        ({"perturb": 3}, "perturb"),
+        ({"progress": 3}, "progress"),
+        ({"mean": 0.1, "std": [1.0]}, r"mean=\[0.1\]"),
+        ({"noise_std": 1e39}, "noise_std=1e"),
+        ({"preset": "ci-net", "distance": "x"}, "distance"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 1])
+    with pytest.raises((TypeError, ValueError), match=words):
+        attack(net, x, y, **{"data_range": None, **settings})
+
+
+def test_numpy_seeds_are_integers() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 1])
+    one = attack(net, x, y, steps=3, seed=np.int64(3))  # type: ignore[arg-type]
+    torch.testing.assert_close(one.images, attack(net, x, y, steps=3, seed=3).images)

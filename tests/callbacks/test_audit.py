@@ -159,6 +159,9 @@ def test_an_attack_that_matched_nothing_is_inconclusive(tmp_path: Path) -> None:
             assert row.status == str(lost)
     assert all(math.isnan(r.value) for r in find(rows, "audit/random/verdict").values())
     assert find(rows, "audit/random/conclusive")[None].value == 0.0
+    recovered = find(rows, "audit/random/recovered")[None]
+    assert math.isnan(recovered.value)
+    assert recovered.status.startswith("undefined")
     # What nobody may read as safety is not a number on any dashboard.
     assert math.isnan(
         float(run.callback_metrics["leakwatch-audit/audit/random/psnr/worst"])
@@ -329,6 +332,7 @@ def test_both_callbacks_in_one_trainer(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ({"attack": None, "worst_case": None}, "nothing to audit"),
+        ({"worst_case": "ci-net"}, "ci-net only at random latents"),
         ({"attack": "inverting"}, "inverting-gradients"),
         ({"steps": 0}, "steps"),
         ({"restarts": 0}, "restarts"),
@@ -432,11 +436,14 @@ def test_what_can_never_work_is_refused_before_training(tmp_path: Path) -> None:
         audit(attack=Known)
 
 
-def test_features_are_attacked_without_total_variation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attack", ["inverting-gradients", "combined"])
+def test_features_are_attacked_without_total_variation(
+    tmp_path: Path, attack: str
+) -> None:
     x = torch.rand(6, 16)
     watched = audit(
         probes=ProbeSet.from_tensors(x, [0, 1, 2, 0, 1, 2]),
-        attack="inverting-gradients",
+        attack=attack,
         worst_case=None,
         steps=3,
         metrics="psnr",
