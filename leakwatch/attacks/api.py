@@ -84,7 +84,8 @@ def attack(
         seed: of the starts and the noise.
         dtype: arithmetic. float32 ends at about 1e-6 of the gradient; float64 goes on.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
-        time_limit: seconds, for the whole attack.
+        time_limit: seconds for the attack's steps; choosing how to evaluate the network
+            at the start, and judging at the end, come on top.
         progress: ``True`` for a line on stderr, or a callable, see
             :data:`leakwatch.attacks.protocol.Progress`.
         overrides: other settings of the preset, such as ``lr``, ``tv``, ``distance``,
