@@ -232,7 +232,8 @@ def _draw(
             col=place,
         )
     figure.update_xaxes(type="log", title_text="predicted RMSE [pixel]")
-    figure.update_yaxes(type="log", title_text="achieved RMSE [pixel]", col=1)
+    figure.update_yaxes(type="log")
+    figure.update_yaxes(title_text="achieved RMSE [pixel]", col=1)
     figure.update_layout(title=f"{name}: predicted and achieved", template="none")
     figure.write_html(path.with_name(f"{path.stem}-{name}{path.suffix}"))
 

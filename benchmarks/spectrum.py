@@ -11,15 +11,27 @@ with J·v as a finite difference of gradients, as LAVP describes it. Ours: batch
 Lanczos with the tolerance that the scores use, and the exact spectrum from one Gram
 matrix per sample; the gradient map is made once, as the monitor does.
 
-The rows interleave: each repeat runs every row once, and the median over repeats is
-shown, so that a drift of the machine's speed hits all rows alike. Errors are relative
-to a float64 dense computation.
+    python benchmarks/spectrum.py --networks all [--max-memory 6144] [--repeats 1]
+
+Another table: the whole H = JᵀJ of one sample on 3×32×32 inputs, by dense J and its
+float64 inner products against layers taken apart, for the papers' networks. Each row is
+a process of its own, so that its peak memory is its own. Seconds are of CPU time: on a
+machine that others use, the wall clock measures them.
+
+The rows of the first table interleave: each repeat runs every row once, and the median
+over repeats is shown, so that a drift of the machine's speed hits all rows alike.
+Errors are relative to a float64 dense computation.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -27,8 +39,9 @@ import torch
 from torch import Tensor
 
 from leakwatch.gradients import GradientMap
+from leakwatch.gram import columns_stored, gram
 from leakwatch.jacobian import GradientJacobian
-from leakwatch.models import LeNet, initialize
+from leakwatch.models import LeNet, build_model, initialize
 from leakwatch.spectrum import exact, lanczos
 
 POWER_ITERATIONS = 50
@@ -101,6 +114,113 @@ def papers_finite_difference(net: torch.nn.Module, x: Tensor, y: Tensor) -> floa
     return float(value)
 
 
+# -- networks on 3×32×32 inputs ------------------------------------------------------
+
+NETWORKS: dict[str, dict[str, object]] = {
+    "mlp": {"hidden_sizes": (1000, 1000)},
+    "lenet": {},
+    "vgg9": {},
+    "resnet8": {},
+    "resnet18": {},
+}
+# Directions of which dense J is timed where all of them don't fit.
+SUBSET = {"mlp": 64, "vgg9": 32, "resnet18": 8}
+# Columns of J whose float64 inner products are timed, for the same reason.
+COLUMNS = 2048
+
+
+def one_row(name: str, method: str, max_memory: float | None) -> dict[str, float]:
+    """CPU seconds and peak memory of H of one sample, in a process of its own."""
+    torch.manual_seed(0)
+    net = build_model(
+        name, in_channels=3, num_classes=10, image_size=32, model_args=NETWORKS[name]
+    )
+    x, y = torch.rand(3, 32, 32), torch.tensor(3)
+    gradients = GradientMap(net)
+    gradients(x[None], y[None])  # examines the network, once for all samples
+    n, size = x.numel(), gradients.size
+    row = {"numbers": float(size), "before": peak_mib(), "all": 1.0}
+    start, wall = time.process_time(), time.perf_counter()
+    if method == "layers":
+        h = gram(gradients, x, y, max_memory=max_memory).h
+        row["numbers"] = float(columns_stored(gradients, x, y))
+    elif name not in SUBSET:
+        j = gradients.dense(x, y, torch.eye(n))
+        h = torch.zeros(n, n, dtype=torch.float64)
+        for block in j.split(COLUMNS, 1):
+            wide = block.double()
+            h += wide @ wide.T
+    else:
+        few = SUBSET[name]
+        gradients.dense(x, y, torch.eye(n)[:few])
+        tangents = (time.process_time() - start) * n / few
+        wide = torch.rand(n, COLUMNS, dtype=torch.float64)
+        h = torch.zeros(n, n, dtype=torch.float64)
+        start = time.process_time()
+        h += wide @ wide.T
+        products = (time.process_time() - start) * size / COLUMNS
+        row |= {"all": 0.0, "cpu": tangents + products, "wall": math.nan}
+        row["peak"] = n * size * gradients.dtype.itemsize / 2**20
+    if row["all"]:
+        row["cpu"] = time.process_time() - start
+        row["wall"] = time.perf_counter() - wall
+        row["peak"] = peak_mib()
+        row["lambda_max"] = float(lanczos(h, tol=1e-10).eigenvalues[0, 0])
+    return row
+
+
+def peak_mib() -> float:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def networks(names: list[str], threads: int, repeats: int, max_memory: float) -> None:
+    """Prints the table of dense J against layers taken apart."""
+    print(
+        f"H = JᵀJ of one sample, 3×32×32, float32 tangents, {threads} thread(s), torch "
+        f"{torch.__version__}, median of {repeats}; CPU seconds"
+    )
+    print(
+        f"{'':10}{'':8}{'numbers':>12}{'CPU s':>10}{'wall s':>10}{'peak MiB':>10}"
+        f"{'faster':>8}{'smaller':>8}  λ₁"
+    )
+    for name in names:
+        rows: dict[str, list[dict[str, float]]] = {"dense": [], "layers": []}
+        for _ in range(repeats):
+            for method, found in rows.items():
+                found.append(_in_process(name, method, threads, max_memory))
+        base = _median(rows["dense"])
+        for method, found in rows.items():
+            row = _median(found)
+            about = "~" if not row["all"] else ""
+            print(
+                f"{name:10}{method:8}{row['numbers']:12,.0f}"
+                f"{about + format(row['cpu'], '.1f'):>10}{row['wall']:10.1f}"
+                f"{about + format(row['peak'], '.0f'):>10}"
+                f"{base['cpu'] / row['cpu']:8.1f}{base['peak'] / row['peak']:8.1f}"
+                f"  {row.get('lambda_max', math.nan):.8g}",
+                flush=True,
+            )
+    print(
+        "~: J does not fit; tangents of a few directions and the inner products of "
+        f"{COLUMNS} columns were timed and scaled, the memory is that of J alone."
+    )
+
+
+def _in_process(
+    name: str, method: str, threads: int, max_memory: float
+) -> dict[str, float]:
+    command = [sys.executable, __file__, "--row", name, method]
+    command += ["--threads", str(threads), "--max-memory", str(max_memory)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    row: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def _median(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
 def main() -> None:
     """Runs and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -108,8 +228,19 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=32)
     parser.add_argument("--singles", type=int, default=16, help="samples of slow rows")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--networks", nargs="*", choices=[*NETWORKS, "all"])
+    parser.add_argument("--max-memory", type=float, default=6144, help="MiB")
+    parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.row:
+        print(json.dumps(one_row(*args.row, args.max_memory)))
+        return
+    if args.networks is not None:
+        every = not args.networks or "all" in args.networks
+        names = list(NETWORKS) if every else args.networks
+        networks(names, args.threads, args.repeats, args.max_memory)
+        return
     torch.manual_seed(0)
 
     net = LeNet()

@@ -9,8 +9,8 @@ descent, then Gauss–Newton. All images are attacked at once, and the clock is 
 seconds times images. A first-order attack gets as many steps as fit its time, measured
 before, so that its step decay ends with it; in float32, its usual arithmetic.
 Gauss–Newton starts new waves until time is over; it and the combination work in
-float64. Labels are known, networks trained (``benchmarks/networks.py``), images the first of the test set,
-evenly by class.
+float64. Labels are known, networks trained (``benchmarks/networks.py``), images the
+first of the test set, evenly by class.
 
 Columns: share of images above 20 dB and median PSNR of the returned images (peak 1,
 pixel units), share whose gradient was matched, CPU seconds per image.

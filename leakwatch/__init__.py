@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leakwatch.attacks import Reconstruction, attack
+    from leakwatch.attribution import LayerTable, layer_attribution
     from leakwatch.gradients import GradientMap, UnsupportedModuleError
     from leakwatch.jacobian import GradientJacobian
     from leakwatch.losses import cross_entropy
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "GradientJacobian",
     "GradientMap",
+    "LayerTable",
     "ProbeSet",
     "Reconstruction",
     "ScoreResult",
@@ -31,6 +33,7 @@ __all__ = [
     "__version__",
     "attack",
     "cross_entropy",
+    "layer_attribution",
     "score",
 ]
 
@@ -38,6 +41,7 @@ __all__ = [
 _HOME = {
     "GradientJacobian": "leakwatch.jacobian",
     "GradientMap": "leakwatch.gradients",
+    "LayerTable": "leakwatch.attribution",
     "ProbeSet": "leakwatch.probes",
     "Reconstruction": "leakwatch.attacks",
     "ScoreResult": "leakwatch.scores",
@@ -45,6 +49,7 @@ _HOME = {
     "UnsupportedModuleError": "leakwatch.gradients",
     "attack": "leakwatch.attacks",
     "cross_entropy": "leakwatch.losses",
+    "layer_attribution": "leakwatch.attribution",
     "score": "leakwatch.scores",
 }
 

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from leakwatch.caches import Caches
 from leakwatch.isolation import isolated_rng, plain_arithmetic
+from leakwatch.substitutes import Substitutes
 
 __all__ = [
     "Criterion",
@@ -101,6 +103,8 @@ class SampleLoss(nn.Module):
 
     Attributes:
         tensors: those of the module that are neither parameters nor buffers.
+        caches: what a forward would keep for the next; evaluations find them empty.
+        only: names of the parameters that may be shared; ``None`` for all.
     """
 
     def __init__(self, module: nn.Module, criterion: Criterion) -> None:
@@ -109,14 +113,22 @@ class SampleLoss(nn.Module):
         self.criterion = criterion
         self._holds = False
         self.tensors = PlainTensors()
+        self.caches = Caches()
+        self.only: frozenset[str] | None = None
+
+    def shares(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether the gradient of a parameter is shared: trained, and not left out."""
+        return parameter.requires_grad and (self.only is None or name in self.only)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The losses of a batch; whatever it does to plain attributes is undone."""
         kept = _Attributes(self)
+        self.caches.empty()
         self.tensors.copy(self.module)
         try:
             loss: object = self.criterion(self.module, x, y)
         finally:
+            self.caches.look()
             kept.put_back()
         if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
             given = (
@@ -224,6 +236,7 @@ def evaluating(
         plain_arithmetic(device_type),
         _eager(),
         as_evaluated(loss, dtype),
+        Substitutes(),
     ):
         # Operations that vmap runs one by one say so, and so do compiled modules to
         # which we listen for a moment: neither is news to the user.
@@ -236,7 +249,7 @@ def evaluating(
         shared: dict[str, Tensor] = {}
         fixed: dict[str, Tensor] = {}
         for name, p in loss.named_parameters():
-            into = shared if p.requires_grad else fixed
+            into = shared if loss.shares(name, p) else fixed
             into[name] = _cast(p.detach(), dtype).clone()
         for name, b in loss.named_buffers():
             fixed[name] = _cast(b.detach(), dtype)

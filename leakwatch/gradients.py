@@ -37,6 +37,7 @@ from leakwatch.evaluation import (
     underlying,
 )
 from leakwatch.examination import Path, examine
+from leakwatch.filters import ParameterFilter, matching
 from leakwatch.inputs import check_rows, check_samples, refuse_integers
 from leakwatch.losses import classification_criterion
 
@@ -85,6 +86,9 @@ class GradientMap:
             ``(batch,)``. Default: accurate cross-entropy of ``module(x)``. A criterion
             that is an ``nn.Module`` takes part with its own parameters, after those of
             ``module``; tensors that it closes over are constants.
+        parameters: which of the parameters that require gradients are shared: names,
+            patterns (``"fc"``, ``["head.*", "*.bias"]``) or a function of name and
+            parameter. Default: all.
         dtype: arithmetic of every evaluation, float32 or float64, whatever the
             training precision.
         path: ``"vmap"``, ``"loop"``, or ``"auto"`` for the first that works.
@@ -97,11 +101,13 @@ class GradientMap:
         criterion: the criterion.
         dtype: the arithmetic.
         chunk_size: as given.
+        formed: weights that don't come apart as :mod:`leakwatch.layers` expected, so
+            that their gradients have to be formed whole.
 
     Raises:
         TypeError: if ``module`` is not an ``nn.Module``.
         ValueError: for another dtype, path or chunk size, no trainable parameter,
-            complex parameters, or lazy modules.
+            complex parameters, lazy modules, or ``parameters`` that match nothing.
         UnsupportedModuleError: for scripted modules; by the first product, for modules
             whose gradient can't be differentiated in the input.
 
@@ -119,6 +125,7 @@ class GradientMap:
         module: nn.Module,
         criterion: Criterion | None = None,
         *,
+        parameters: ParameterFilter | None = None,
         dtype: torch.dtype = torch.float32,
         path: Path = "auto",
         chunk_size: int | None = None,
@@ -142,7 +149,17 @@ class GradientMap:
         self.criterion = classification_criterion if criterion is None else criterion
         self.dtype = dtype
         self.chunk_size = chunk_size
+        self.formed: set[str] = set()
         self._loss = SampleLoss(module, self.criterion)
+        if parameters is not None:
+            with as_evaluated(self._loss):
+                known = dict(self._loss.named_parameters())
+            prefix = "module."
+            by_name = {name.removeprefix(prefix): p for name, p in known.items()}
+            chosen = matching(by_name, parameters)
+            self._loss.only = frozenset(
+                name for name in known if name.removeprefix(prefix) in chosen
+            )
         self._path = path
         self._resolved: Literal["vmap", "loop"] | None = None
         self._push: Product = pushed
@@ -163,8 +180,16 @@ class GradientMap:
     @property
     def size(self) -> int:
         """d_θ, the number of shared gradient entries."""
+        return sum(self.sizes().values())
+
+    def sizes(self) -> dict[str, int]:
+        """How many entries each shared parameter has, by name, in their order in g."""
         with as_evaluated(self._loss):
-            return sum(p.numel() for p in self._loss.parameters() if p.requires_grad)
+            return {
+                name.removeprefix("module."): p.numel()
+                for name, p in self._loss.named_parameters()
+                if self._loss.shares(name, p)
+            }
 
     def in_dtype(self, dtype: torch.dtype) -> GradientMap:
         """The same map in other arithmetic, without a second examination.
@@ -186,11 +211,42 @@ class GradientMap:
                 path=self.path,
                 chunk_size=self.chunk_size,
             )
+            other._loss.only, other.formed = self._loss.only, self.formed
             self._others[dtype] = other
         if self._resolved is not None:
             other._resolved = self._resolved
             other._push, other._pull = self._push, self._pull
+            other._loss.caches.slots = self._loss.caches.slots
         return other
+
+    def with_criterion(
+        self, criterion: Criterion, dtype: torch.dtype | None = None
+    ) -> GradientMap:
+        """The same module and shared parameters under another loss.
+
+        Args:
+            criterion: see the class.
+            dtype: arithmetic. Default: this map's.
+
+        Returns:
+            A new map, which is examined at its first product.
+        """
+        other = GradientMap(
+            self.module,
+            criterion,
+            dtype=self.dtype if dtype is None else dtype,
+            path=self._path,
+            chunk_size=self.chunk_size,
+        )
+        other._loss = self.loss_under(criterion)
+        return other
+
+    def loss_under(self, criterion: Criterion) -> SampleLoss:
+        """The loss of the same module and shared parameters under a criterion."""
+        loss = SampleLoss(self.module, criterion)
+        loss.only = self._loss.only
+        loss.caches.slots = self._loss.caches.slots
+        return loss
 
     def check(
         self, x: Float[Tensor, "batch ..."], y: Shaped[Tensor, "batch ..."]

@@ -1,66 +1,55 @@
 """H = JᵀJ of one sample in float64, without forming J where a layer allows it.
 
-Forward-mode tangents along every input direction give J column by column. For most
-parameters the column is formed as it is. For a linear layer that sees one vector per
-sample the gradient is an outer product, G = δ aᵀ, and so its tangent
-Ġ = Δ aᵀ + δ Aᵀ is known from the tangents Δ, A of its two factors. Inner products
-follow without forming Ġ:
+Forward-mode tangents along every input direction give J column by column. The gradient
+of a linear layer or a convolution is a product G = δᵀa of what comes back to it and of
+what goes in, so its tangent Ġ = Δᵀa + δᵀA is known from the tangents Δ, A of the two.
+Coordinates of Ġ that have the same inner products are often far fewer than its entries
+(:mod:`leakwatch.columns`): for a linear layer that sees one vector C + P instead of
+C·P, so 4.8 thousand instead of 1.8 million for an MLP with two hidden layers of 1,000.
 
-    ⟨Ġ_i, Ġ_j⟩ = ‖a‖² Δ_i·Δ_j + ‖δ‖² A_i·A_j + p_i q_j + q_i p_j,
-    p_i = Δ_i·δ,  q_i = A_i·a
+Where the network is locally piecewise linear (ReLU, max-pool, normalisation with fixed
+statistics), Δ of every layer is a constant matrix times the tangent of δ at the last
+one, so a few backward passes replace a backward tangent in each direction. What is
+left are forward tangents A, and no layer has more than its inputs' dimension.
 
-(a with a 1 appended when there is a bias). That replaces out·in numbers per direction
-by out + in: 4.8 thousand instead of 1.8 million for an MLP with two hidden layers
-of 1,000. For a convolution, where a are the patches of its input and δ has a column for
-each output position, the products become small matrices between Δ_i, Δ_j, A_i and A_j;
-where that takes more operations than Ġ itself (many positions, few weights), both
-terms of Ġ are one matrix product and one convolution over all directions.
+Parameters that don't come apart are differentiated directly, and only they.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import final
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
-from torch.func import grad, jvp, vmap
+from torch import Tensor
 
-from leakwatch.chunking import in_chunks
+from leakwatch.assembly import assemble
 from leakwatch.evaluation import Weights
-from leakwatch.factors import Factors, Sum, Workspace, cheaper_by_factors
+from leakwatch.factors import Workspace
 from leakwatch.gradients import GradientMap
-from leakwatch.layers import (
-    Hook,
-    Tap,
-    conv_gradient,
-    conv_tangents,
-    hooked,
-    tappable,
+from leakwatch.layers import listen
+from leakwatch.sources import (
+    CLOSE,
+    Apart,
+    Formed,
+    Sample,
+    disagreeing,
+    opened,
+    random_direction,
+    stored,
 )
 
 __all__ = ["Gram", "Workspace", "columns_stored", "gram"]
 
 _WHOLE = (
-    "the whole Jacobian is formed, because the linear layers can't be taken apart; a "
-    "weight may be read outside of its layer"
+    "the whole Jacobian is formed, because the layers can't be taken apart; a weight "
+    "may be read outside of its layer"
 )
-# One float64 copy of a column block of J.
-_BLOCK_BYTES = 64 * 2**20
-# A J that takes no more than this in float64 is kept in it from the start.
-_WIDE_BYTES = 512 * 2**20
-# Tangents of what goes into and comes out of layers, for one chunk of directions.
-_CHUNK_BYTES = 128 * 2**20
-
-# Relative; far above rounding, far below any real disagreement.
-_CLOSE = 1e-4
-
-# By layer, with "" for all parameters that are not taken apart; then by name.
-_Parts: TypeAlias = dict[str, dict[str, Tensor]]
 
 
+@final
 @dataclass(frozen=True)
 class Gram:
     """H of one sample and the projection of its columns on the gradient.
@@ -71,11 +60,16 @@ class Gram:
             distance is ``(h - along alongᵀ)/‖g‖²`` (LAVP, Theorem 4). Zero when the
             gradient vanishes.
         norm: ‖g‖, with the weight of the loss.
+        traces: name of a module, empty for the network itself → trace of H_l = J_lᵀJ_l
+            of its own parameters; these add up to the trace of H.
+        largest: the same with λ_1 of H_l; empty unless asked for.
     """
 
     h: Float[Tensor, "d_x d_x"]
     along: Float[Tensor, " d_x"]
     norm: float
+    traces: dict[str, float] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
 
 
 def gram(
@@ -87,6 +81,8 @@ def gram(
     input_scale: Float[Tensor, " d_x"] | None = None,
     norm: float | None = None,
     workspace: Workspace | None = None,
+    max_memory: float | None = None,
+    by_layer: bool = False,
 ) -> Gram:
     """H = JᵀJ of one sample: tangents in ``gradients.dtype``, products in float64.
 
@@ -100,9 +96,18 @@ def gram(
         norm: ‖g‖ with the weight, where it is known; a check of the result.
         workspace: memory to use again over several samples of one network. The first
             sample is compared with plain derivatives, the others by ``norm`` only.
+        max_memory: MiB that may be kept of J, or of what stands for it, besides H
+            itself. Where that is not enough for all layers, tangents are formed again
+            for each part of them. Default: all that it takes; when memory runs out,
+            half of it. Results don't depend on it beyond rounding.
+        by_layer: also find λ_1 of each module's part.
 
     Returns:
-        H, Jᵀĝ and ‖g‖.
+        H, Jᵀĝ and ‖g‖, and the trace of each module's part.
+
+    Raises:
+        RuntimeError: whatever the network raises; out of memory only if very little of
+            J at a time is still too much.
 
     Example:
         >>> import torch
@@ -116,39 +121,23 @@ def gram(
     space = Workspace() if workspace is None else workspace
     scale = torch.ones(n) if input_scale is None else input_scale
     directions = torch.diag(scale.to(x.device, gradients.dtype)).view(n, *x.shape)
-    w = None if weight is None else weight[None]
+    limit = None if max_memory is None else int(max_memory * 2**20)
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
-        batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
-        if batched and _WHOLE not in gradients.notes:
-            xi, yi = xs[0], ys[0]
-            taps = tappable(gradients, at, xi, yi)
-            if taps:
-                wi = xi.new_ones(()) if weight is None else weight.to(xi)
-                result = _assemble(
-                    *_tapped(gradients, at, xi, yi, wi, directions, taps, space), space
-                )
-                if space.trusted and _same_norm(result, norm):
-                    return result
-                g = gradients(x[None], y[None], w)[0]
-                v = _random_direction(n).to(directions)
-                column = gradients.jvp(
-                    x[None], y[None], (directions.view(n, n) @ v)[None], w
-                )[0]
-                if _agrees(result, g, v, column):
-                    # A gradient that is zero or not finite shows nothing.
-                    space.trusted = math.isfinite(result.norm) and result.norm > 0
-                    return result
-                gradients.note(_WHOLE)
-    g = gradients(x[None], y[None], w)[0]
-    columns = gradients.dense(x, y, directions.view(n, n), weight)
-    return _assemble(columns, g, [], space)
+        wi = xs.new_ones(()) if weight is None else weight.to(xs)
+        sample = Sample(gradients, at, xs[0], ys[0], wi)
+        job = _Job(sample, directions, space, limit, by_layer)
+        if _comes_apart(gradients, at, xs, ys):
+            found = job.apart(norm)
+            if found is not None:
+                return found
+        return job.result(Formed(sample))
 
 
 def columns_stored(
     gradients: GradientMap, x: Float[Tensor, "*shape"], y: Shaped[Tensor, "*target"]
 ) -> int:
-    """How many numbers :func:`gram` keeps for each input direction.
+    """How many numbers :func:`gram` keeps for each input direction, at most.
 
     Args:
         gradients: the gradient map.
@@ -160,141 +149,75 @@ def columns_stored(
     """
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
-        batched = gradients.resolve(at, xs, ys) == "vmap" and gradients.forward_mode
-        if not batched or _WHOLE in gradients.notes:
+        if not _comes_apart(gradients, at, xs, ys):
             return at.size
-        taps = tappable(gradients, at, xs[0], ys[0])
-        saved = sum(
-            tap.numbers - tap.output.numel() - tap.input.numel()
-            for tap in taps.values()
-            if cheaper_by_factors(tap, x.numel())
+        sample = Sample(gradients, at, xs[0], ys[0], xs.new_ones(()))
+        return stored(sample, *listen(gradients, at, xs[0], ys[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What :func:`gram` was asked for."""
+
+    sample: Sample
+    directions: Tensor
+    space: Workspace
+    limit: int | None
+    by_layer: bool
+
+    def apart(self, norm: float | None) -> Gram | None:
+        """The result layer by layer, or ``None`` if that can't be trusted."""
+        it = self.sample
+        layers, last = listen(it.gradients, it.at, it.x, it.y)
+        if not layers:
+            return None
+        taps, known = opened(it, layers, last)
+        v = random_direction(it).flatten()
+        along = (self.directions.view(len(v), -1).T @ v).view_as(it.x)
+        plain = None
+        if not self.space.trusted:
+            plain = taps.plain(along)
+            wrong = disagreeing(taps, known, along, *plain)
+            if wrong:
+                it.gradients.formed.update(wrong)
+                taps, known = opened(it, layers, last)
+        result = self.result(Apart(it, taps, known))
+        if plain is None and _same_norm(result, norm):
+            return result
+        g, column = taps.plain(along) if plain is None else plain
+        if _agrees(result, _flat(g), v, _flat(column)):
+            # A gradient that is zero or not finite shows nothing.
+            self.space.trusted = math.isfinite(result.norm) and result.norm > 0
+            return result
+        it.gradients.note(_WHOLE)
+        return None
+
+    def result(self, source: Apart | Formed) -> Gram:
+        """H and what goes with it from all parts of a source."""
+        found = assemble(
+            source,
+            self.directions,
+            self.space,
+            limit=self.limit,
+            largest=self.by_layer,
         )
-        return at.size - saved
+        norm = math.sqrt(found.squared) if found.squared >= 0 else math.nan
+        along = found.along / norm if norm > 0 else found.along
+        return Gram(found.h, along, norm, _named(found.traces), _named(found.largest))
 
 
-def _tapped(
-    gradients: GradientMap,
-    at: Weights,
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    directions: Tensor,
-    taps: dict[str, Tap],
-    workspace: Workspace,
-) -> tuple[Tensor, Tensor, list[Factors]]:
-    """Columns of J and g for some parameters, factors of the layers for the others."""
-    held = set().union(*(t.parameters for t in taps.values()))
-    others = {k: p for k, p in at.shared.items() if k not in held}
-    constant = at.fixed | {k: at.shared[k] for k in held}
-    zeros = {name: x.new_zeros(t.output) for name, t in taps.items()}
-
-    def loss(
-        added: dict[str, Tensor], free: dict[str, Tensor], xi: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        seen: dict[str, Tensor] = {}
-
-        def tap(name: str) -> Hook:
-            def hook(
-                module: nn.Module, args: tuple[Tensor, ...], out: Tensor
-            ) -> Tensor:
-                # A copy, because later code may write into the activation.
-                seen[name] = args[0].clone()
-                return out + added[name]
-
-            return hook
-
-        with hooked({name: (t.module, tap(name)) for name, t in taps.items()}):
-            value = gradients.sample_loss(free, constant, xi, y, weight)
-        return value, seen
-
-    def factors(xi: Tensor, added: dict[str, Tensor]) -> _Parts:
-        (delta, rest), seen = grad(loss, argnums=(0, 1), has_aux=True)(
-            added, others, xi
-        )
-        return {"": rest} | {name: {"δ": delta[name], "a": seen[name]} for name in taps}
-
-    def tangent(v: Tensor) -> _Parts:
-        # Tangents of zero, where none at all would take torch a slow way to the same.
-        out: _Parts = jvp(factors, (x, zeros), (v, zeros))[1]
-        return out
-
-    here = {
-        layer: {key: t.detach() for key, t in parts.items()}
-        for layer, parts in factors(x, zeros).items()
-    }
-    n = len(directions)
-    apart = {k: t for k, t in taps.items() if cheaper_by_factors(t, n)}
-    convs = {
-        k: t.module
-        for k, t in taps.items()
-        if k not in apart and isinstance(t.module, nn.Conv2d)
-    }
-    g = [here[""][name].reshape(-1) for name in others]
-    g += [conv_gradient(m, here[k]["a"], here[k]["δ"]) for k, m in convs.items()]
-    width = sum(map(len, g))
-    stored = sum(t.output.numel() + t.input.numel() for t in apart.values())
-    wide = 8 * n * (width + stored) > _WIDE_BYTES
-    kind = x.dtype if wide else torch.float64
-    columns = workspace.empty("columns", n, width, x, kind)
-    layers = {
-        name: Factors(
-            t,
-            here[name]["δ"],
-            here[name]["a"],
-            workspace.empty(f"δ {name}", n, t.output.numel(), x, kind),
-            workspace.empty(f"a {name}", n, t.input.numel(), x, kind),
-        )
-        for name, t in apart.items()
-    }
-
-    # Each chunk is written to its place at once: at these sizes copies cost as much
-    # as the tangents.
-    def fill(part: Tensor, rows: Tensor) -> Tensor:
-        found = vmap(tangent)(part)
-        place = slice(int(rows[0]), int(rows[-1]) + 1)
-        block, start = columns[place], 0
-        for name, p in others.items():
-            stop = start + p.numel()
-            block[:, start:stop] = found[""][name].reshape(len(part), -1)
-            start = stop
-        for name, m in convs.items():
-            stop = start + taps[name].numbers
-            a, delta = found[name]["a"][:, 0], found[name]["δ"][:, 0]
-            conv_tangents(
-                m, here[name]["a"], here[name]["δ"], a, delta, block[:, start:stop]
-            )
-            start = stop
-        for name, layer in layers.items():
-            layer.tangent_delta[place] = found[name]["δ"].reshape(len(part), -1)
-            layer.tangent_a[place] = found[name]["a"].reshape(len(part), -1)
-        return rows
-
-    numbers = torch.arange(n, device=x.device)
-    chunk = gradients.chunk(Weights(others, {}))
-    each = x.itemsize * sum(t.output.numel() + t.input.numel() for t in taps.values())
-    chunk = min(chunk, max(1, _CHUNK_BYTES // each))
-    in_chunks(fill, (directions, numbers), chunk)
-    return columns, torch.cat(g) if g else x.new_zeros(0), list(layers.values())
+def _comes_apart(gradients: GradientMap, at: Weights, x: Tensor, y: Tensor) -> bool:
+    batched = gradients.resolve(at, x, y) == "vmap" and gradients.forward_mode
+    return batched and _WHOLE not in gradients.notes
 
 
-def _assemble(
-    columns: Tensor, g: Tensor, layers: list[Factors], workspace: Workspace
-) -> Gram:
-    n = len(columns)
-    total = Sum(n, columns, workspace)
-    double = columns.dtype == torch.float64
-    width = columns.shape[1] if double else _BLOCK_BYTES // (8 * n)
-    for start in range(0, columns.shape[1], max(1, width)):
-        block = columns[:, start : start + width].double()
-        part = g[start : start + width].double()
-        total.add_square(block)
-        total.along += block @ part
-        total.squared += part @ part
-    for layer in layers:
-        layer.add_to(total, workspace)
-    norm = float(total.squared.sqrt())
-    along = total.along / norm if norm > 0 else total.along
-    return Gram(total.total(), along, norm)
+def _named(numbers: dict[str, float]) -> dict[str, float]:
+    """By the names that modules have inside of the network."""
+    return {k.removeprefix("module").removeprefix("."): v for k, v in numbers.items()}
+
+
+def _flat(parts: dict[str, Tensor]) -> Tensor:
+    return torch.cat([part.flatten() for part in parts.values()])
 
 
 def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
@@ -303,7 +226,7 @@ def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
     norm, image = float(g.norm()), float(column.norm())
     expected = float((v @ result.h @ v).clamp_min(0).sqrt())
     along = float(g @ column) / norm if norm > 0 else 0.0
-    close = _CLOSE * max(expected, image)
+    close = CLOSE * max(expected, image)
     return (
         _same_norm(result, norm)
         and abs(expected - image) <= close
@@ -312,10 +235,4 @@ def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
 
 
 def _same_norm(result: Gram, norm: float | None) -> bool:
-    return norm is None or abs(result.norm - norm) <= _CLOSE * norm
-
-
-def _random_direction(n: int) -> Tensor:
-    """Not a constant one, to which a network that centres its input is blind."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(n, generator=generator, dtype=torch.float64)
+    return norm is None or abs(result.norm - norm) <= CLOSE * norm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -132,14 +133,19 @@ class GradientJacobian:
         along = self._backward(self.unit_gradient) if cosine else None
         return NormalOperator(self, along)
 
-    def gram(self, sample: int) -> Gram:
+    def gram(
+        self, sample: int, *, max_memory: float | None = None, by_layer: bool = False
+    ) -> Gram:
         """H̃ of one sample as a dense float64 matrix, and J̃ᵀĝ.
 
         Args:
             sample: position in the batch.
+            max_memory: MiB that may be kept of J̃ at a time; default: all that it takes.
+            by_layer: also find λ_1 of what each module adds to H̃.
 
         Returns:
-            H̃ ``(d_x, d_x)`` (multiply by ``scale[sample]**2`` for H), J̃ᵀĝ ``(d_x,)``.
+            H̃ ``(d_x, d_x)`` (multiply by ``scale[sample]**2`` for H), J̃ᵀĝ ``(d_x,)``,
+            and what each module adds to the trace of H̃.
         """
         return gram(
             self.gradients,
@@ -149,6 +155,8 @@ class GradientJacobian:
             input_scale=self.input_scale,
             norm=float(self.norm[sample] / self.scale[sample]),
             workspace=self._workspace,
+            max_memory=max_memory,
+            by_layer=by_layer,
         )
 
     def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
@@ -220,7 +228,9 @@ class GradientJacobian:
 class NormalOperator:
     """v ↦ J̃ᵀJ̃v for a batch, with the cosine distance's downdate when asked.
 
-    Satisfies :class:`leakwatch.spectrum.SymmetricOperator`.
+    Satisfies :class:`leakwatch.spectrum.SymmetricOperator`, and with the two halves
+    `forward` and `backward` :class:`leakwatch.spectrum.FactorOperator`: for the cosine
+    distance the factor is (I − ĝĝᵀ)J̃.
 
     Attributes:
         jacobian: the Jacobian.
@@ -241,6 +251,11 @@ class NormalOperator:
         return self.jacobian.shape[2]
 
     @property
+    def rows(self) -> int:
+        """d_θ, the rows of the factor."""
+        return self.jacobian.shape[1]
+
+    @property
     def dtype(self) -> torch.dtype:
         """Arithmetic of the products."""
         return self.jacobian.dtype
@@ -257,16 +272,64 @@ class NormalOperator:
     ) -> Float[Tensor, "batch n"]:
         """H̃ v; rows where ``active`` is False are skipped and come back as zeros."""
         check_rows("v", v, (self.batch_size, self.size))
-        if active is not None and not bool(active.any()):
-            return torch.zeros_like(v, dtype=self.dtype)
-        everything = active is None or bool(active.all())
-        rows = None if active is None or everything else active.nonzero()[:, 0]
-        part = v if rows is None else v[rows]
         j = self.jacobian
-        out = j._backward(j._forward(part, rows), rows)
-        if self.along is not None:
-            t = self.along if rows is None else self.along[rows]
-            out = out - t * (t * part.to(t.dtype)).sum(1, keepdim=True)
-        if rows is None:
+
+        def product(part: Tensor, rows: Tensor | None) -> Tensor:
+            out = j._backward(j._forward(part, rows), rows)
+            if self.along is not None:
+                t = self.along if rows is None else self.along[rows]
+                out = out - t * (t * part.to(t.dtype)).sum(1, keepdim=True)
             return out
-        return torch.zeros_like(v, dtype=out.dtype).index_copy(0, rows, out)
+
+        return _where_active(product, v, active, self.size)
+
+    def forward(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch rows"]:
+        """J̃ v, without its part along ĝ for the cosine distance."""
+        check_rows("v", v, (self.batch_size, self.size))
+        return _where_active(
+            lambda part, rows: self._across(self.jacobian._forward(part, rows), rows),
+            v,
+            active,
+            self.rows,
+        )
+
+    def backward(
+        self,
+        u: Float[Tensor, "batch rows"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """J̃ᵀ u, of the part of u across ĝ for the cosine distance."""
+        check_rows("u", u, (self.batch_size, self.rows))
+        return _where_active(
+            lambda part, rows: self.jacobian._backward(self._across(part, rows), rows),
+            u,
+            active,
+            self.size,
+        )
+
+    def _across(self, u: Tensor, rows: Tensor | None) -> Tensor:
+        if self.along is None:
+            return u
+        unit = self.jacobian.unit_gradient
+        unit = unit if rows is None else unit[rows]
+        return u - unit * (unit * u.to(unit.dtype)).sum(1, keepdim=True)
+
+
+def _where_active(
+    product: Callable[[Tensor, Tensor | None], Tensor],
+    v: Float[Tensor, "batch columns"],
+    active: Bool[Tensor, " batch"] | None,
+    width: int,
+) -> Float[Tensor, "batch width"]:
+    """A product of the active rows; the others are skipped and come back as zeros."""
+    if active is None or bool(active.all()):
+        return product(v, None)
+    if not bool(active.any()):
+        return v.new_zeros(len(v), width)
+    rows = active.nonzero()[:, 0]
+    out = product(v[rows], rows)
+    return out.new_zeros(len(v), width).index_copy(0, rows, out)

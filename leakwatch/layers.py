@@ -1,58 +1,66 @@
-"""Layers whose weight gradient is a simple product of what goes in and comes back.
+"""Which layers come apart: the calls that a forward makes with each weight.
 
-With input a and gradient δ at its output, a linear layer that sees one vector has the
-weight gradient δ aᵀ, and a convolution with T output positions has δ aᵀ with a unfolded
-to patches: δ is out × T and a is (in · kernel) × T. The tangent of either follows from
-the tangents Δ, A of the two factors: Δ aᵀ + δ Aᵀ.
+A gradient of a weight is a sum of products of what goes into each call with the weight,
+a, and of what comes back to it, δ: δᵀa for linear layers and convolutions, a sum of
+δ·x̂ for the scale of a normalisation. Its tangent follows from the tangents A, Δ of the
+two factors, Δᵀa + δᵀA.
+
+The calls are seen where they are made, as functions of tensors, not at modules: so a
+module may be called twice, a weight may be tied, or used by an attention that never
+calls its projection's forward. A weight that anything else reads does not come apart.
 """
 
 from __future__ import annotations
 
+import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
+from leakwatch.calls import Call, Use, use_of
 from leakwatch.evaluation import Weights
 from leakwatch.gradients import GradientMap
 
-Hook: TypeAlias = Callable[..., Any]
 
-# Beyond this many output positions the general way is as fast.
-_MOST_POSITIONS = 256
-
-
+@final
 @dataclass(frozen=True)
-class Tap:
-    """One layer that is taken apart.
+class Layer:
+    """A weight that comes apart, with the bias that is used beside it.
 
     Attributes:
-        module: a linear layer that sees one vector per sample, or a convolution.
-        parameters: full names of its weight and bias.
-        input: shape of its input for a batch of one sample.
-        output: shape of its output.
+        weight: its full name.
+        bias: full name of the bias; ``None`` without one, or when that is used
+            elsewhere too.
+        calls: all calls with it, in order.
+        numbers: how many numbers its gradient has, with that of the bias.
     """
 
-    module: nn.Linear | nn.Conv2d
-    parameters: frozenset[str]
-    input: torch.Size
-    output: torch.Size
+    weight: str
+    bias: str | None
+    calls: tuple[Call, ...]
+    numbers: int
 
     @property
-    def numbers(self) -> int:
-        """How many numbers its gradient has."""
-        return sum(p.numel() for p in self.module.parameters())
+    def keys(self) -> tuple[str, ...]:
+        """A name for each call."""
+        return tuple(f"{self.weight}#{i}" for i in range(len(self.calls)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Full names of its parameters."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-def tappable(
+def listen(
     gradients: GradientMap, at: Weights, x: Tensor, y: Tensor
-) -> dict[str, Tap]:
-    """The layers of a network that can be taken apart for this sample, by name.
+) -> tuple[dict[str, Layer], str]:
+    """The layers that come apart for this sample.
 
     Args:
         gradients: the gradient map, inside its ``evaluation``.
@@ -61,143 +69,149 @@ def tappable(
         y: its label.
 
     Returns:
-        Linear layers that see exactly one vector per sample and convolutions with few
-        output positions, each called once, with parameters that nobody else owns.
+        Layers by the name of their weight, and the key of the last call.
     """
-    owners: Counter[int] = Counter()
-    found: dict[str, nn.Linear | nn.Conv2d] = {}
-    for name, module in gradients.named_modules():
-        owners.update(id(p) for p in module._parameters.values() if p is not None)
-        # A subclass, a forward replaced on the instance, or a weight computed from
-        # others (the hooks of weight_norm and pruning) may do anything.
-        replaced = {"forward", "weight", "bias", "_conv_forward"} & vars(module).keys()
-        if replaced or not _names(name, module) <= at.shared.keys():
-            continue
-        if type(module) is nn.Linear or (
-            type(module) is nn.Conv2d
-            and module.groups == 1
-            and module.padding_mode == "zeros"
-            and not isinstance(module.padding, str)
-        ):
-            found[name] = module
-    calls: dict[str, list[tuple[torch.Size, torch.Size] | None]] = {
-        name: [] for name in found
-    }
-
-    def note(name: str) -> Hook:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            calls[name].append((args[0].shape, out.shape) if args else None)
-
-        return hook
-
-    with hooked({name: (m, note(name)) for name, m in found.items()}), torch.no_grad():
+    reading = _Reading({id(p): name for name, p in at.shared.items()})
+    with torch.no_grad(), reading:
         gradients.sample_loss(at.shared, at.fixed, x, y)
-    taps = {}
-    for name, module in found.items():
-        alone = all(owners[id(p)] == 1 for p in module.parameters(recurse=False))
-        shapes = calls[name][0] if len(calls[name]) == 1 and alone else None
-        if shapes is not None and _simple(module, *shapes):
-            taps[name] = Tap(module, frozenset(_names(name, module)), *shapes)
-    return taps
+    layers: dict[str, Layer] = {}
+    for name, weight in at.shared.items():
+        calls = reading.calls.get(name)
+        if calls is None or name in reading.otherwise:
+            continue
+        beside = reading.biases[name]
+        bias = beside[0]
+        # A bias belongs to the layer if all its uses are beside this weight.
+        alone = bias is not None and all(b == bias for b in beside)
+        if bias in reading.otherwise or not alone or reading.uses[bias] != len(calls):
+            bias = None
+        numbers = weight.numel() + (0 if bias is None else at.shared[bias].numel())
+        layers[name] = Layer(name, bias, tuple(calls), numbers)
+    last = [key for key in reading.order if key.split("#")[0] in layers]
+    return layers, last[-1] if last else ""
 
 
-def conv_gradient(module: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
-    """Gradient of weight and bias, flat.
-
-    Args:
-        module: the convolution.
-        a: its input, ``(1, in, height, width)``.
-        delta: gradient at its output, ``(1, out, height', width')``.
-
-    Returns:
-        ``(numbers,)``.
-    """
-    d = delta.reshape(module.out_channels, -1)
-    parts = [(d @ patches(module, a).T).reshape(-1)]
-    if module.bias is not None:
-        parts.append(d.sum(1))
-    return torch.cat(parts)
-
-
-def conv_tangents(
-    module: nn.Conv2d,
-    a: Tensor,
-    delta: Tensor,
-    tangent_a: Tensor,
-    tangent_delta: Tensor,
-    out: Tensor,
-) -> None:
-    """Writes Δ aᵀ + δ Aᵀ, and the bias' ΣΔ, for many directions into ``out``.
+@final
+class Tapping(TorchFunctionMode):
+    """Records inputs of the layers' calls and adds tensors to their outputs.
 
     Args:
-        module: the convolution.
-        a: its input, ``(1, in, height, width)``.
-        delta: gradient at its output, ``(1, out, height', width')``.
-        tangent_a: tangents of a, ``(k, in, height, width)``.
-        tangent_delta: tangents of δ, ``(k, out, height', width')``.
-        out: ``(k, numbers)``, in any precision.
+        weights: id of each weight's tensor → name.
+        added: key of a call → tensor to add to what it returns.
+        wanted: keys of the calls whose inputs are recorded.
+        last: key of a call whose output is recorded.
+
+    Attributes:
+        inputs: key → a.
+        output: what the call ``last`` returned, ``None`` before.
     """
-    k, rows, channels = len(tangent_a), module.out_channels, module.in_channels
-    moved = tangent_delta.reshape(k, rows, -1)
-    first = moved.reshape(k * rows, -1) @ patches(module, a).T
-    # Σ_t δ[o, t] A[i, patch t] over all patches is a convolution of A with δ, where
-    # stride and dilation change roles.
-    second = torch.nn.functional.conv2d(
-        tangent_a.reshape(k * channels, 1, *a.shape[2:]),
-        delta.reshape(rows, 1, *delta.shape[2:]),
-        padding=module.padding,
-        stride=module.dilation,
-        dilation=module.stride,
-    )[:, :, : module.kernel_size[0], : module.kernel_size[1]]
-    size = module.weight.numel()
-    by_channel = (k, channels, rows, *module.kernel_size)
-    tangent = first.view(k, rows, channels, *module.kernel_size)
-    tangent += second.reshape(by_channel).transpose(1, 2)
-    out[:, :size] = first.view(k, size)
-    if module.bias is not None:
-        out[:, size:] = moved.sum(2)
+
+    def __init__(
+        self,
+        weights: Mapping[int, str],
+        added: Mapping[str, Tensor],
+        wanted: frozenset[str],
+        last: str = "",
+    ) -> None:
+        super().__init__()
+        self._weights, self._added, self._wanted = weights, added, wanted
+        self._last = last
+        self._count: Counter[str] = Counter()
+        self.inputs: dict[str, Tensor] = {}
+        self.output: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return _attention(*args, **kwargs)
+        out = func(*args, **kwargs)
+        use = use_of(func, args, kwargs)
+        name = None if use is None else self._weights.get(id(use.weight))
+        if use is None or name is None:
+            return out
+        key = f"{name}#{self._count[name]}"
+        self._count[name] += 1
+        if key in self._wanted:
+            # A copy, because later code may write into the activation.
+            self.inputs[key] = use.given().clone()
+        if key == self._last:
+            self.output = out
+        return out + self._added[key] if key in self._added else out
 
 
-def patches(module: nn.Conv2d, a: Tensor) -> Tensor:
-    """The patches of an input ``(1, in, height, width)``, ``(in · kernel, T)``."""
-    unfolded: Tensor = torch.nn.functional.unfold(
-        a,
-        module.kernel_size,
-        dilation=module.dilation,
-        padding=margins(module),
-        stride=module.stride,
-    )
-    return unfolded[0]
+@final
+class _Reading(TorchFunctionMode):
+    """Notes every use of every parameter."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.calls: dict[str, list[Call]] = {}
+        self.biases: dict[str, list[str | None]] = {}
+        self.uses: Counter[str | None] = Counter()
+        self.order: list[str] = []
+        self.otherwise: set[str | None] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return _attention(*args, **kwargs)
+        out = func(*args, **kwargs)
+        found = [
+            self._names[id(t)] for t in _tensors((args, kwargs)) if id(t) in self._names
+        ]
+        if found and func not in _HARMLESS:
+            self._note(use_of(func, args, kwargs), found, out)
+        return out
+
+    def _note(self, use: Use | None, found: list[str], out: Any) -> None:
+        weight = None if use is None else self._names.get(id(use.weight))
+        call = None if use is None or weight is None else use.call(out)
+        if use is None or weight is None or call is None:
+            self.otherwise.update(found)
+            return
+        bias = self._names.get(id(use.bias))
+        self.otherwise.update(set(found) - {weight, bias})
+        if found.count(weight) > 1:
+            self.otherwise.add(weight)
+        calls = self.calls.setdefault(weight, [])
+        self.order.append(f"{weight}#{len(calls)}")
+        calls.append(call)
+        self.biases.setdefault(weight, []).append(bias)
+        self.uses[bias] += 1
 
 
-def margins(module: nn.Conv2d) -> tuple[int, ...]:
-    """Zeros added at each side, (rows, columns)."""
-    if isinstance(module.padding, str):
-        raise TypeError(f"padding={module.padding!r} has no fixed size.")
-    return module.padding
+# What does not read a tensor's numbers.
+_HARMLESS = {
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "requires_grad")
+    ),
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.is_floating_point,
+}
+# Torch's own function would hide the calls that it makes.
+_attention = types.FunctionType(
+    functional.multi_head_attention_forward.__code__,
+    {**vars(functional), "has_torch_function": lambda _: False},
+    "multi_head_attention_forward",
+    functional.multi_head_attention_forward.__defaults__,
+)
 
 
-@contextmanager
-def hooked(hooks: Mapping[str, tuple[nn.Module, Hook]]) -> Iterator[None]:
-    """Forward hooks that run before any other, removed afterwards."""
-    handles: list[RemovableHandle] = []
-    try:
-        for module, hook in hooks.values():
-            handles.append(module.register_forward_hook(hook, prepend=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _simple(module: nn.Linear | nn.Conv2d, given: torch.Size, made: torch.Size) -> bool:
-    if isinstance(module, nn.Linear):
-        one = made.numel() == module.out_features
-        return one and min(module.in_features, module.out_features) > 1
-    batch_of_one = len(made) == 4 == len(given) and given[0] == made[0] == 1
-    return batch_of_one and made[2] * made[3] <= _MOST_POSITIONS
-
-
-def _names(module_name: str, module: nn.Module) -> set[str]:
-    own = (name for name, p in module._parameters.items() if p is not None)
-    return {f"{module_name}.{name}" for name in own}
+def _tensors(nested: Any) -> Iterator[Tensor]:
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, dict):
+        yield from _tensors(tuple(nested.values()))
+    elif isinstance(nested, list | tuple):
+        for part in nested:
+            yield from _tensors(part)

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "model/lenet_tanh.yaml": (["toy"], TWO),
     "model/mlp_sme.yaml": (["toy"], [*ONE, *LARGEST]),
     "model/sme_lenet.yaml": (["toy 32"], [*ONE, *LARGEST]),
+    "model/sme_resnet8.yaml": (["toy"], [*ONE, *LARGEST]),
     "model/femnist_cnn.yaml": (["toy"], [*ONE, *LARGEST]),
     "model/cifar100_cnn.yaml": (["toy"], [*ONE, *LARGEST]),
     "model/sme_vit.yaml": (["toy"], [*ONE, *LARGEST, *NARROW]),

@@ -289,8 +289,32 @@ class TestErrors:
             GradientMap(net, path=path)(self.x, self.y)
 
     def test_no_second_derivative(self) -> None:
-        at = GradientMap(mlp(nn.Hardsigmoid))
-        with pytest.raises(UnsupportedModuleError, match=r"2 \(Hardsigmoid.*relu6"):
+        class Cosine(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, h: Tensor) -> Tensor:
+                return h.cos()
+
+            @staticmethod
+            def backward(ctx: Any, out: Tensor) -> Tensor:
+                raise NotImplementedError("the derivative of cosine is missing")
+
+        class Sine(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, h: Tensor) -> Tensor:
+                ctx.save_for_backward(h)
+                return h.sin()
+
+            @staticmethod
+            def backward(ctx: Any, out: Tensor) -> Tensor:
+                return out * Cosine.apply(ctx.saved_tensors[0])
+
+        class Activation(nn.Module):
+            def forward(self, h: Tensor) -> Tensor:
+                return Sine.apply(h)
+
+        at = GradientMap(mlp(Activation))
+        missing = r"2 \(Activation\).*by sample.*cosine is missing"
+        with pytest.raises(UnsupportedModuleError, match=missing):
             at(self.x, self.y)
 
     def test_a_path_that_does_not_work(self) -> None:

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from cases import CASES, dense_jacobian, mlp, relative
 from torch import Tensor, nn
 
-import leakwatch.gram as gram_module
-from leakwatch import factors
+from leakwatch import layers
+from leakwatch.columns import Isometric
 from leakwatch.factors import Workspace
 from leakwatch.gradients import GradientMap
 from leakwatch.gram import columns_stored, gram
 from leakwatch.jacobian import GradientJacobian
-from leakwatch.layers import Tap
+from leakwatch.tangents import Taps
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -24,22 +25,28 @@ BY_NAME = {case.name: case for case in CASES}
 @pytest.mark.parametrize(
     ("name", "stored"),
     [
-        # out·in + bias is replaced by out + in: 7·36+7, 5·7+5, 3·5
-        ("mlp", (7 + 36) + (5 + 7) + (3 + 5)),
-        ("lenet", 30 + 112 + (36 + 3)),
-        # Both factors of a also serve nothing else.
-        ("frozen", 6 * 3),
-        ("unused", 6 * 36 + 6 + (6 + 3)),
-        ("one-dimensional", 5 + 3),
-        ("tied", 36 * 36 + 36 + 36 + (36 + 3)),
-        ("linear-twice", (36 + 6) + (6 * 6 + 6) + (6 + 3)),
-        ("subclass", 36 * 6 + 6 + (6 + 3)),
-        ("tokens", 36 * 6 + 6 + 6 * 3 + 3),
-        ("pruned", 36 * 6 + 6 + (6 + 3)),
-        ("old-spectral-norm", 36 * 6 + 6 + (6 + 3)),
-        ("custom-new", 36 * 6 + 6 + 6 * 3 + 3),
+        # out·in + bias is replaced by out + in + 1
+        ("mlp", (7 + 37) + (5 + 8) + (3 + 5)),
+        # Of two tokens: twice 6 + 36 + 1; of the other layer, Ġ takes as little.
+        ("tokens", 2 * (6 + 37) + 3 * 6 + 3),
+        # Where Δ is known to have rank 3, what comes in and at most one more for it.
+        ("mlp-relu", (36 + 4) + (7 + 4) + (5 + 4)),
+        # Nothing is between the only layer that is shared and itself.
+        ("frozen", 6 + 4),
+        # What is not called at all, is not taken apart.
+        ("unused", 6 * 36 + 6 + (3 + 7)),
+        ("one-dimensional", 3 + 6),
+        # Two calls with one weight are two tokens; the second bias is beside it.
+        ("tied", 2 * (36 + 36) + 36 + 36 + (3 + 37)),
+        ("linear-twice", (6 + 37) + (6 * 2 + 2 * 7) + (3 + 7)),
+        ("subclass", 36 * 6 + 6 + (3 + 7)),
+        ("pruned", 36 * 6 + 6 + (3 + 7)),
+        ("old-spectral-norm", 36 * 6 + 6 + (3 + 7)),
+        ("nested-functorch", 36 * 6 + 6 + (3 + 7)),
+        ("read-outside", 36 * 6 + 6 + (3 + 7)),
+        ("parameter-as-buffer", 36 * 6 + 6 + (3 + 7)),
+        ("custom-new", None),
         ("lstm", None),
-        ("no-linear", None),
     ],
 )
 def test_which_layers_are_taken_apart(name: str, stored: int | None) -> None:
@@ -49,18 +56,68 @@ def test_which_layers_are_taken_apart(name: str, stored: int | None) -> None:
     assert columns_stored(at, x[0], y[0]) == (at.size if stored is None else stored)
 
 
-def test_a_weight_read_outside_its_layer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_that_does_not_come_apart_as_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = BY_NAME["read-outside"]
     x, y = case.data(2)
+    seen = layers._Reading._note
+
+    def half_blind(self: Any, use: Any, found: Any, out: Any) -> None:
+        if use is not None:
+            seen(self, use, found, out)
+
+    monkeypatch.setattr(layers._Reading, "_note", half_blind)
+    at = GradientMap(case.module(), dtype=torch.float64)
+    for i in range(2):
+        _, jacobian = dense_jacobian(case.reference(), x[i], y[i])
+        assert relative(gram(at, x[i], y[i]).h, jacobian.T @ jacobian) < 1e-10
+    assert at.formed == {"module.a.weight"}
+    assert not at.notes
+    assert columns_stored(at, x[0], y[0]) == 36 * 6 + 6 + (3 + 7)
+
+
+def test_sums_that_disagree_are_not_returned(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = BY_NAME["mlp"]
+    x, y = case.data(1)
     at = GradientMap(case.module(), dtype=torch.float64)
     at(x, y)
-    assert columns_stored(at, x[0], y[0]) < at.size
+    right = Isometric.of_inputs
+    monkeypatch.setattr(Isometric, "of_inputs", lambda *args: right(*args) * 1.01)
+    _, jacobian = dense_jacobian(case.reference(), x[0], y[0])
     with caplog.at_level(logging.WARNING, "leakwatch"):
-        for i in range(2):
-            _, jacobian = dense_jacobian(case.reference(), x[i], y[i])
-            assert relative(gram(at, x[i], y[i]).h, jacobian.T @ jacobian) < 1e-10
-    assert caplog.text.count("read outside of its layer") == 1
+        for _ in range(2):
+            assert relative(gram(at, x[0], y[0]).h, jacobian.T @ jacobian) < 1e-10
+    assert caplog.text.count("the whole Jacobian is formed") == 1
     assert columns_stored(at, x[0], y[0]) == at.size
+
+
+class TwoHeads(nn.Module):
+    """Piecewise linear up to its last layer, which is not the only way to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(36, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x.flatten(1)))
+        return self.b(h).exp() + self.c(h)
+
+
+def test_a_loss_that_does_not_pass_the_last_layer_alone() -> None:
+    x, y = BY_NAME["mlp"].data(1)
+    module = TwoHeads().double()
+    at = GradientMap(module, dtype=torch.float64)
+    space = Workspace()
+    found = gram(at, x[0], y[0], workspace=space)
+    _, jacobian = dense_jacobian(module, x[0], y[0])
+    assert relative(found.h, jacobian.T @ jacobian) < 1e-13
+    assert space.trusted
+    assert not at.formed
+    assert columns_stored(at, x[0], y[0]) == (6 + 37) + 2 * (3 + 7)
 
 
 def test_a_network_that_is_blind_to_constants() -> None:
@@ -116,62 +173,6 @@ def test_a_gradient_of_zero() -> None:
     assert not bool(found.along.any())
 
 
-def conv_net(bias: bool, **options: object) -> nn.Module:
-    """A convolution between two others, so that its input has tangents of its own."""
-    torch.manual_seed(0)
-    middle = nn.Conv2d(2, 3, bias=bias, **options)  # type: ignore[arg-type]
-    net = nn.Sequential(
-        nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), middle, nn.Sigmoid(), nn.Flatten()
-    )
-    features = net(torch.zeros(1, 1, 7, 8)).shape[1]
-    return nn.Sequential(net, nn.Linear(features, 3)).double()
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel_size": 3},
-        {"kernel_size": 3, "padding": 1},
-        {"kernel_size": 3, "stride": 2, "padding": 1},
-        {"kernel_size": 2, "stride": 3},
-        {"kernel_size": 3, "dilation": 2, "padding": 2},
-        {"kernel_size": (2, 4), "stride": (1, 2), "padding": (1, 0)},
-        {"kernel_size": (3, 2), "stride": (2, 3), "dilation": (2, 1), "padding": 2},
-        {"kernel_size": 1},
-        {"kernel_size": (7, 8)},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("block", [factors._BLOCK, 1])
-def test_products_of_a_convolution_from_its_factors(
-    bias: bool,
-    options: dict[str, object],
-    block: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[bool] = []
-
-    def always(tap: Tap, n: int) -> bool:
-        asked.append(isinstance(tap.module, nn.Conv2d))
-        return True
-
-    monkeypatch.setattr(gram_module, "cheaper_by_factors", always)
-    monkeypatch.setattr(factors, "_BLOCK", block)
-    net = conv_net(bias, **options)
-    torch.manual_seed(1)
-    x, y = torch.rand(1, 7, 8, dtype=torch.float64), torch.tensor(1)
-    space = Workspace()
-    found = gram(GradientMap(net, dtype=torch.float64), x, y, workspace=space)
-    g, jacobian = dense_jacobian(net, x, y)
-    assert sum(asked) == 2
-    assert space.trusted
-    assert torch.equal(found.h, found.h.T)
-    assert relative(found.h, jacobian.T @ jacobian) < 1e-13
-    assert relative(found.along, jacobian.T @ g / g.norm()) < 1e-13
-    assert found.norm == pytest.approx(float(g.norm()), rel=1e-13)
-
-
 def wide_net() -> nn.Module:
     """Its second convolution has 72 weights per filter and four output positions."""
     torch.manual_seed(0)
@@ -188,8 +189,8 @@ def wide_net() -> nn.Module:
 def test_the_cheaper_way_is_chosen() -> None:
     at = GradientMap(wide_net(), dtype=torch.float64)
     x, y = torch.rand(1, 6, 6), torch.tensor(0)
-    # The first convolution as it is, of the second and the linear layer δ and a.
-    assert columns_stored(at, x, y) == 80 + (9 + 32) + (3 + 9)
+    # The first convolution as it is, of the second δ and a, of a linear layer δ, a, 1.
+    assert columns_stored(at, x, y) == 80 + (9 + 32) + (3 + 10)
 
 
 def test_the_smallest_eigenvalue_of_float32_tangents() -> None:
@@ -203,19 +204,27 @@ def test_the_smallest_eigenvalue_of_float32_tangents() -> None:
     )
 
 
-def test_only_the_first_sample_is_compared_with_plain_derivatives() -> None:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each comparison with plain derivatives."""
+    calls: list[int] = []
+    plain = Taps.plain
+
+    def seen(taps: Taps, v: Tensor) -> Any:
+        calls.append(1)
+        return plain(taps, v)
+
+    monkeypatch.setattr(Taps, "plain", seen)
+    return calls
+
+
+def test_only_the_first_sample_is_compared_with_plain_derivatives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = BY_NAME["lenet"]
     x, y = case.data(2, torch.float32)
     at = GradientMap(case.module())
     jacobian = GradientJacobian(at, x, y)
-    calls: list[int] = []
-    plain = at.jvp
-
-    def counted(*args: Tensor) -> Tensor:
-        calls.append(1)
-        return plain(*args)
-
-    at.jvp = counted  # type: ignore[method-assign]
+    calls = counted(monkeypatch)
     first = jacobian.gram(0).h.clone()
     again = [jacobian.gram(i).h for i in (1, 0)]
     assert len(calls) == 1
@@ -224,16 +233,16 @@ def test_only_the_first_sample_is_compared_with_plain_derivatives() -> None:
     assert not torch.equal(again[0], first)
 
 
-def test_a_sample_on_which_the_norm_disagrees_is_compared_again() -> None:
+def test_a_sample_on_which_the_norm_disagrees_is_compared_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = BY_NAME["mlp"]
     x, y = case.data(1)
     at = GradientMap(case.module(), dtype=torch.float64)
     space = Workspace()
     right = gram(at, x[0], y[0], workspace=space)
     assert space.trusted
-    calls: list[int] = []
-    plain = at.jvp
-    at.jvp = lambda *args: calls.append(1) or plain(*args)  # type: ignore[assignment,func-returns-value]
+    calls = counted(monkeypatch)
     gram(at, x[0], y[0], norm=right.norm, workspace=space)
     assert not calls
     gram(at, x[0], y[0], norm=2 * right.norm, workspace=space)

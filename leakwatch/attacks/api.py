@@ -19,6 +19,7 @@ from leakwatch.attacks.protocol import Attack, Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import Perturbation, SharedGradient
 from leakwatch.attacks.starts import Start, StartKind
+from leakwatch.filters import ParameterFilter
 from leakwatch.gradients import Criterion, GradientMap
 
 __all__ = ["attack"]
@@ -44,6 +45,7 @@ def attack(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     criterion: Criterion | None = None,
+    parameters: ParameterFilter | None = None,
     time_limit: float | None = None,
     progress: bool | Progress = False,
     **overrides: object,
@@ -84,6 +86,8 @@ def attack(
         seed: of the starts and the noise.
         dtype: arithmetic. float32 ends at about 1e-6 of the gradient; float64 goes on.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
+        parameters: which of them are shared, see
+            :class:`leakwatch.gradients.GradientMap`. Default: all that are trained.
         time_limit: seconds for the attack's steps; choosing how to evaluate the network
             at the start, and judging at the end, come on top.
         progress: ``True`` for a line on stderr, or a callable, see
@@ -140,7 +144,7 @@ def attack(
     engine = _configured(chosen.attack if chosen else preset, steps, overrides)
     if labels not in ("known", "inferred"):
         raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")
-    gradients = GradientMap(module, criterion, dtype=dtype)
+    gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
     gradients.check(x, y)
     device = next(gradients.module.parameters()).device
     x, y = x.detach().to(device), y.to(device)

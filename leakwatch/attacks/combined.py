@@ -195,12 +195,7 @@ class Combined:
         """
 
         def easier(criterion: Criterion, given: SharedGradient) -> _Problem:
-            at = GradientMap(
-                gradients.module,
-                criterion,
-                path=gradients.path,
-                chunk_size=gradients.chunk_size,
-            )
+            at = gradients.with_criterion(criterion, torch.float32)
             return at, replace(given, gradient=given.gradient.float())
 
         problems = [easier(gradients.criterion, shared)]

@@ -117,24 +117,13 @@ class Objective:
         slopes = labels.is_floating_point()
         kind = fixed_logit_gradient if slopes else gradients.criterion
         self._criterion = _Smoothed(kind, integer=not slopes)
-        self._map = GradientMap(
-            gradients.module,
-            self._criterion,
-            dtype=torch.float64,
-            path=gradients._path,
-            chunk_size=gradients.chunk_size,
-        )
+        self._map = gradients.with_criterion(self._criterion, torch.float64)
         self._products = self._map
         target = target.to(torch.float64)
         lengths = target.norm(dim=1)
         # Beyond this a confident sample's gradient leaves the range of float32.
         if fast and bool(((lengths == 0) | (lengths > _SMALLEST_FAST)).all()):
-            self._products = GradientMap(
-                gradients.module,
-                self._criterion,
-                path=gradients._path,
-                chunk_size=gradients.chunk_size,
-            )
+            self._products = gradients.with_criterion(self._criterion, torch.float32)
         self._workspace = Workspace()
         self.images, self.sample_shape, self.pixels = images, sample_shape, pixels
         device = next(gradients.module.parameters()).device

@@ -17,7 +17,7 @@ from leakwatch.attacks.distances import Distance
 from leakwatch.attacks.matcher import Evaluation, Matcher
 from leakwatch.attacks.priors import BatchStatistics
 from leakwatch.attacks.sharing import SharedGradient
-from leakwatch.evaluation import SampleLoss, Weights, evaluating
+from leakwatch.evaluation import Weights, evaluating
 from leakwatch.gradients import GradientMap
 from leakwatch.losses import classification_criterion
 
@@ -136,7 +136,7 @@ class MatchingProblem:
             chunk_size = max(1, min(chunk_size, _CHUNK_BYTES // each))
         self.chunk_size = chunk_size
         self._layer_weights = layer_weights
-        self._loss = SampleLoss(gradients.module, criterion)
+        self._loss = gradients.loss_under(criterion)
 
     @contextmanager
     def opened(self) -> Iterator[Matcher]:

@@ -118,6 +118,7 @@ class ProbeCallback(Callback):
         self.verbose = check_flag("verbose", verbose)
         self.name = check_name("name", name)
         self.given = probes
+        self.parameters: str | Sequence[str] | None = None
         self._progress = Progress()
         self._probes = probes if isinstance(probes, ProbeSet) else None
         self._loaded: Progress | None = None

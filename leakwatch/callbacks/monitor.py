@@ -8,9 +8,11 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from leakwatch.callbacks.arguments import check_flag
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.probing import Share, measure_share
 from leakwatch.callbacks.recording import describe_scores
+from leakwatch.filters import check_filter
 from leakwatch.gradients import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.scores import Settings
@@ -65,6 +67,10 @@ class LeakageMonitor(ProbeCallback):
         dtype: ``"float32"`` or ``"float64"``, whatever the training precision.
         max_memory: MiB for the Jacobian of one sample; above it ``"auto"`` computes
             the largest eigenvalues only.
+        parameters: which parameters are shared, if not all that require gradients:
+            names or patterns, such as ``"head"`` or ``["*.bias", "*lora*"]``.
+        layers: also record which share of Σλ is in the gradient of each layer, with a
+            heat map in the report. Costs next to nothing, and needs the exact solver.
         seed: of the drawing of probes.
         directory: of the ledger and the report. Default: ``name`` in the logger's
             directory. Never overwrites another run: where one is recorded already, a
@@ -79,7 +85,7 @@ class LeakageMonitor(ProbeCallback):
         TypeError: for arguments of the wrong kind; at the start of training, for
             training data that no probes can be drawn from.
         ValueError: for values out of range; unknown scores; before anything runs,
-            for probes that the module can't take.
+            for probes that the module can't take, and ``parameters`` that match none.
         RuntimeError: in ``setup``, under a strategy that shards parameters, or for two
             monitors of one name; at the start of training, for a module whose gradient
             can't be differentiated in the input.
@@ -107,6 +113,8 @@ class LeakageMonitor(ProbeCallback):
         solver: str = "auto",
         dtype: str = "float32",
         max_memory: float = DEFAULT_MAX_MEMORY,
+        parameters: str | Sequence[str] | None = None,
+        layers: bool = False,
         seed: int = 0,
         directory: str | None = None,
         report: bool = True,
@@ -137,6 +145,10 @@ class LeakageMonitor(ProbeCallback):
             verbose=verbose,
             name=name,
         )
+        if parameters is not None:
+            check_filter(parameters)
+        self.parameters = parameters
+        self.layers = check_flag("layers", layers)
 
     def measure(
         self,
@@ -163,6 +175,7 @@ class LeakageMonitor(ProbeCallback):
             world_size=world_size,
             solver=self.solver,
             max_memory=self.max_memory,
+            layers=self.layers,
         )
 
     def describe(self) -> dict[str, dict[str, str]]:
@@ -179,4 +192,6 @@ class LeakageMonitor(ProbeCallback):
             "solver": self.solver,
             "dtype": self.dtype,
             "seed": self.seed,
+            **({"layers": True} if self.layers else {}),
+            **({"parameters": self.parameters} if self.parameters else {}),
         }

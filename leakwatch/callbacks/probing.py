@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +10,14 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import device, nn
 
 from leakwatch.callbacks.observing import observing
 from leakwatch.gradients import GradientMap
 from leakwatch.probes import ProbeSet
-from leakwatch.reporting import Row
-from leakwatch.scores import Score, Settings, evaluate
+from leakwatch.reporting import LAYERS, Row
+from leakwatch.scores import Score, ScoreResult, Settings, evaluate
 from leakwatch.scores.planner import Solver
 from leakwatch.status import describe_error
 
@@ -84,6 +86,7 @@ def measure_share(
     world_size: int,
     solver: Solver,
     max_memory: float,
+    layers: bool = False,
 ) -> Share:
     """Scores probes rank, rank + world_size, …; the module is left as it was.
 
@@ -99,6 +102,7 @@ def measure_share(
         world_size: number of processes.
         solver: as asked for.
         max_memory: MiB for the Jacobian of one sample.
+        layers: also the share of each layer in Σλ.
 
     Returns:
         The share. An exception becomes the status of its values: other processes wait
@@ -143,6 +147,8 @@ def measure_share(
             for i, (sample, label) in enumerate(members)
             for name in result
         ]
+        if layers:
+            share.rows += _layer_rows(gradients, result, members, epoch, step)
     except Exception as error:
         share.error = describe_error(error)
         share.eigenvalues = None
@@ -154,6 +160,29 @@ def measure_share(
         ]
     share.seconds = time.perf_counter() - started
     return share
+
+
+def _layer_rows(
+    gradients: GradientMap,
+    result: ScoreResult,
+    members: Sequence[tuple[int, int]],
+    epoch: int,
+    step: int,
+) -> list[Row]:
+    names = dict.fromkeys(name.rpartition(".")[0] for name in gradients.sizes())
+    whole = sum(result.traces.values(), torch.zeros(len(members)).double())
+    missing = f"not computed: needs solver='exact', and it is {result.solver}"
+    failed = "failed: this sample has no Jacobian, or one that is zero"
+    rows = []
+    for i, (sample, label) in enumerate(members):
+        for name in names:
+            part = result.traces.get(name)
+            share = math.nan if part is None else float(part[i] / whole[i])
+            status = "ok" if math.isfinite(share) else failed
+            status = missing if part is None else status
+            quantity = f"{LAYERS}{name or '(network)'}"
+            rows.append(Row(epoch, step, sample, label, quantity, share, status))
+    return rows
 
 
 def merge_rows(shares: Sequence[Share], index: Sequence[int]) -> list[Row]:

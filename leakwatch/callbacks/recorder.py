@@ -17,8 +17,10 @@ from leakwatch.reporting import (
     RiskLedger,
     Row,
     class_bars,
+    layers_over_epochs,
     quantities_from_metadata,
     risk_over_epochs,
+    without_layers,
     write_report,
 )
 
@@ -108,7 +110,7 @@ class Recorder:
         refused = publish.publish_scalars(loggers, scalars, step=step, epoch=epoch)
         refused += publish.publish_step(
             loggers,
-            rows,
+            without_layers(rows),
             None if spectra is None else spectra["eigenvalues"],
             step=step,
             epoch=epoch,
@@ -174,9 +176,11 @@ class Recorder:
             if rows and any(publish.has_figures(logger) for logger in loggers):
                 quantities = quantities_from_metadata(self._metadata)
                 names = self._probes.class_names
+                of_samples = without_layers(rows)
                 figures = {
-                    "risk": risk_over_epochs(rows, quantities, names),
-                    "classes": class_bars(rows, quantities, names),
+                    "risk": risk_over_epochs(of_samples, quantities, names),
+                    "classes": class_bars(of_samples, quantities, names),
+                    "layers": layers_over_epochs(rows),
                 }
                 self._refused(
                     publish.publish_figures(

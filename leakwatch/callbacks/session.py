@@ -64,7 +64,12 @@ def checked_map(
         TypeError: if the module doesn't give one tensor of logits.
         ValueError: if its logits don't fit the labels of the probes.
     """
-    gradients = GradientMap(module, monitor.criterion, dtype=_DTYPES[monitor.dtype])
+    gradients = GradientMap(
+        module,
+        monitor.criterion,
+        parameters=monitor.parameters,
+        dtype=_DTYPES[monitor.dtype],
+    )
     # A run that has diverged may be resumed; its values are recorded as failed.
     if _finite(module):
         place = device_of(module)

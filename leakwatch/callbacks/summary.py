@@ -14,6 +14,7 @@ from leakwatch.reporting import (
     log_scalars,
     quantities_from_metadata,
     summarize,
+    without_layers,
 )
 from leakwatch.reporting.keys import PREFIX
 
@@ -52,7 +53,7 @@ def scalars_of(
     """
     many = len(set(probes.y.tolist())) > _MOST_CLASS_KEYS
     scalars = log_scalars(
-        rows,
+        without_layers(rows),
         _quantities(described),
         probes.class_names,
         per_class=_HEADLINES if many else None,

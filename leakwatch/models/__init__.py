@@ -18,6 +18,7 @@ from leakwatch.models.resnet import ResNet8, ResNet18, ResNet152
 from leakwatch.models.shufflenet import ShuffleNetV2
 from leakwatch.models.sme_cnn import CIFAR100CNN, FEMNISTCNN
 from leakwatch.models.sme_lenet import SMELeNet
+from leakwatch.models.sme_resnet8 import SMEResNet8
 from leakwatch.models.sme_vit import SMEViT
 from leakwatch.models.vgg import VGG9
 from leakwatch.models.vit import ViTB16
@@ -33,6 +34,7 @@ register_model("resnet18", ResNet18)
 register_model("resnet152", ResNet152)
 register_model("shufflenet_v2", ShuffleNetV2)
 register_model("sme_lenet", SMELeNet)
+register_model("sme_resnet8", SMEResNet8)
 register_model("sme_vit", SMEViT)
 register_model("vgg9", VGG9)
 register_model("vit_b_16", ViTB16)
@@ -50,6 +52,7 @@ __all__ = [
     "ResNet18",
     "ResNet152",
     "SMELeNet",
+    "SMEResNet8",
     "SMEViT",
     "Scheme",
     "ShuffleNetV2",

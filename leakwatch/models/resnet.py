@@ -14,8 +14,15 @@ from leakwatch.models.checks import height_width, positive_int
 
 
 @final
-class _Block(nn.Module):
-    """Two 3×3 convolutions beside a shortcut (He et al. 2016, Fig. 2)."""
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut (He et al. 2016, Fig. 2).
+
+    Args:
+        fan_in: Channels of the input.
+        width: Channels of the output.
+        stride: Of the first convolution and of the shortcut.
+        activation: "relu", "sigmoid", "tanh" or "gelu".
+    """
 
     def __init__(self, fan_in: int, width: int, stride: int, activation: str) -> None:
         super().__init__()
@@ -36,6 +43,7 @@ class _Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch fan_in height width"]
     ) -> Float[Tensor, "batch fan_out out_height out_width"]:
+        """Return features."""
         out: Tensor = self.activation(self.residual(x) + self.shortcut(x))
         return out
 
@@ -81,9 +89,9 @@ class ResNet8(nn.Module):
             make_activation(activation),
         )
         self.stages = nn.Sequential(
-            _Block(16, 16, 1, activation),
-            _Block(16, 32, 2, activation),
-            _Block(32, 64, 2, activation),
+            BasicBlock(16, 16, 1, activation),
+            BasicBlock(16, 32, 2, activation),
+            BasicBlock(32, 64, 2, activation),
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, positive_int("num_classes", num_classes))

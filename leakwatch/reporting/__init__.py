@@ -17,6 +17,11 @@ from leakwatch.reporting.aggregates import (
 )
 from leakwatch.reporting.class_figure import class_bars
 from leakwatch.reporting.figures import risk_over_epochs, time_spent
+from leakwatch.reporting.layer_section import (
+    LAYERS,
+    layers_over_epochs,
+    without_layers,
+)
 from leakwatch.reporting.ledger import LedgerWarning, RiskLedger
 from leakwatch.reporting.quantities import Quantity, quantities_from_metadata
 from leakwatch.reporting.report import write_report
@@ -26,6 +31,7 @@ from leakwatch.reporting.spectrum_figures import eigenvalue_histogram, spectrum_
 from leakwatch.reporting.table import Column, LedgerTable, Moment
 
 __all__ = [
+    "LAYERS",
     "STATUS_WORDS",
     "ClassSummary",
     "Column",
@@ -39,6 +45,7 @@ __all__ = [
     "Summary",
     "class_bars",
     "eigenvalue_histogram",
+    "layers_over_epochs",
     "log_scalars",
     "quantities_from_metadata",
     "risk_over_epochs",
@@ -47,6 +54,7 @@ __all__ = [
     "summarize",
     "summarize_classes",
     "time_spent",
+    "without_layers",
     "worst_samples",
     "write_report",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from leakwatch.reporting import (
     attack_section,
+    layer_section,
     notices_section,
     sample_section,
     summary_section,
@@ -76,8 +77,10 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
     quantities = quantities_from_metadata(metadata)
     names = class_names_from_metadata(metadata)
     everything = LedgerTable.from_rows(ledger.rows())
-    # Attacks have a section of their own; tables of scores stay readable.
-    table = everything.where(lambda name: not name.startswith("audit/"))
+    # Attacks and layers have sections of their own; tables of scores stay readable.
+    table = everything.where(
+        lambda name: not name.startswith(("audit/", layer_section.LAYERS))
+    )
     spectra = ledger.spectra()
     pictures = _pictures(ledger)
     headline = find_headline(table)
@@ -114,6 +117,7 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
             "What the gradient sees",
             _spectrum(spectra),
         ),
+        "layers": ("Which layer leaks", layer_section.layer_section(everything)),
         "time": ("Cost", figure_panel("fig-time", time_spent(table))),
         "glossary": ("Glossary", text_sections.glossary(everything, quantities)),
         "limits": ("What these numbers do not say", text_sections.limits()),

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from leakwatch.filters import ParameterFilter
 from leakwatch.gradients import Criterion, GradientMap
 from leakwatch.scores.collection import collect
-from leakwatch.scores.planner import Solver, check_solver, plan
+from leakwatch.scores.planner import DEFAULT_PRODUCTS, Solver, check_solver, plan
 from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.result import ScoreResult
 from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive
@@ -40,9 +41,11 @@ def score(
     data_range: float = 1.0,
     target_psnr: float = 20.0,
     criterion: Criterion | None = None,
+    parameters: ParameterFilter | None = None,
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float32,
     max_memory: float = DEFAULT_MAX_MEMORY,
+    products: int = DEFAULT_PRODUCTS,
 ) -> ScoreResult:
     """Leakage scores of each sample, without attacking.
 
@@ -70,9 +73,21 @@ def score(
         data_range: peak of the PSNR in pixel units: 1 for images in [0, 1].
         target_psnr: dB, for ``noise_std_for_psnr``.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
-        solver: ``"auto"``, ``"exact"``, ``"lanczos"`` or ``"power"``.
+        parameters: which parameters are shared, if not all that require gradients:
+            names, patterns (``"fc"``, ``["head.*", "*.bias"]``) or a function of name
+            and parameter.
+        solver: ``"auto"``, ``"exact"``, ``"lanczos"`` or ``"power"``. ``"lanczos"`` is
+            the matrix-free one: λ_1 with a residual, λ_min as an interval, sums over
+            the spectrum (expected I²F, Bayesian scores) from random starts with
+            standard errors, and I²F for a given ``delta`` by damped least squares.
         dtype: float32 or float64.
-        max_memory: MiB for the Jacobian of one sample, for ``solver="auto"``.
+        max_memory: MiB that may be kept of the Jacobian of one sample, or of what
+            stands for it. Beyond it ``"auto"`` is not exact, and ``"exact"`` goes over
+            the parameters in parts, which takes longer.
+        products: most products with J and Jᵀ per sample that ``"lanczos"`` takes for
+            each of its tasks: ends, ends for the cosine distance, sums, and each of two
+            inverses for a ``delta``. A task stops earlier when it is done, or when so
+            many can't be enough.
 
     Returns:
         The scores, each with a status for every sample.
@@ -92,7 +107,7 @@ def score(
     started = time.perf_counter()
     wanted = resolve(scores)
     solver = check_solver(solver)
-    check_positive(data_range=data_range, max_memory=max_memory)
+    check_positive(data_range=data_range, max_memory=max_memory, products=products)
     settings = Settings(
         noise_std=noise_std,
         epsilon=epsilon,
@@ -102,7 +117,7 @@ def score(
         prior_covariance=prior_covariance,
     )
     _check_noise(wanted, settings, delta)
-    gradients = GradientMap(module, criterion, dtype=dtype)
+    gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
     gradients.check(x, y)
     device = next(gradients.module.parameters()).device
     x, y = x.detach().to(device), y.to(device)
@@ -124,6 +139,7 @@ def score(
         settings,
         solver=solver,
         max_memory=max_memory,
+        products=products,
         input_scale=_input_scale(x, std),
         offset=_offset(x, mean, std, prior_mean, data_range),
         delta=delta,
@@ -140,6 +156,7 @@ def evaluate(
     *,
     solver: Solver = "auto",
     max_memory: float = DEFAULT_MAX_MEMORY,
+    products: int = DEFAULT_PRODUCTS,
     input_scale: Float[Tensor, " d_x"] | None = None,
     offset: Float[Tensor, "batch d_x"] | None = None,
     delta: Float[Tensor, "batch d_theta"] | None = None,
@@ -155,6 +172,7 @@ def evaluate(
         settings: noise, prior and pixels.
         solver: as in :func:`score`.
         max_memory: as in :func:`score`.
+        products: as in :func:`score`.
         input_scale: d(input)/d(pixel).
         offset: x − μ in pixel units; only used with ``delta``.
         delta: perturbations.
@@ -180,6 +198,7 @@ def evaluate(
         y,
         solver=solver,
         max_memory=max_memory,
+        products=products,
         eigenvectors=delta is not None or settings.prior_covariance is not None,
     )
     rows = collect(
@@ -210,6 +229,12 @@ def evaluate(
         solver=chosen.solver,
         reason=chosen.reason,
         eigenvalues=spectra,
+        traces={
+            name: torch.tensor(
+                [row.traces.get(name, math.nan) for row in rows]
+            ).double()
+            for name in dict.fromkeys(name for row in rows for name in row.traces)
+        },
         seconds=time.perf_counter() - started,
     )
 

@@ -21,6 +21,11 @@ from leakwatch.scores.channel import (
     error_for_given,
     noise_for_squared_error,
 )
+from leakwatch.scores.channel_sums import (
+    sampled_bits,
+    sampled_error,
+    sampled_noise,
+)
 from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.norms import root
@@ -37,6 +42,8 @@ def i2f_bayes(evidence: Evidence, settings: Settings) -> Value:
     √tr (C⁻¹ + H/s²)⁻¹.
     """
     found, s = channel(evidence, settings), settings.noise_std
+    if s is not None and evidence.sums is not None:
+        return sampled_error(evidence, settings, s)
     if found is None:
         return evidence.no_spectrum()
     if s is None:
@@ -57,6 +64,8 @@ def leaked_bits(evidence: Evidence, settings: Settings) -> Value:
     With a full prior covariance C: ½ log₂ det(I + CH/s²).
     """
     found, s = channel(evidence, settings), settings.noise_std
+    if s is not None and evidence.sums is not None:
+        return sampled_bits(evidence, settings, s)
     if found is None:
         return evidence.no_spectrum()
     if s is None:
@@ -83,10 +92,12 @@ def noise_std_for_psnr(evidence: Evidence, settings: Settings) -> Value:
     alone already gives a better picture than the target.
     """
     found = channel(evidence, settings)
-    if found is None:
+    if found is None and evidence.sums is None:
         return evidence.no_spectrum()
     wanted = evidence.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
-    alone = float(found.weight.sum())
+    alone = evidence.d_x * settings.prior_std**2
+    if found is not None:
+        alone = float(found.weight.sum())
     if wanted >= alone:
         best = 10 * math.log10(evidence.d_x * settings.data_range**2 / alone)
         return Value.without(
@@ -94,6 +105,8 @@ def noise_std_for_psnr(evidence: Evidence, settings: Settings) -> Value:
             f"no noise pushes the prediction below {best:.1f} dB, which the mean image "
             f"alone reaches; ask for a target_psnr above that",
         )
+    if found is None:
+        return sampled_noise(evidence, settings, wanted)
     return found.judged(lambda gain: noise_for_squared_error(found, gain, wanted))
 
 

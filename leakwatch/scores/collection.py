@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -35,10 +35,12 @@ class Row:
     Attributes:
         values: score name → value.
         eigenvalues: on the CPU; ``None`` when there are none.
+        traces: name of a module → its part of Σλ; empty when that is not known.
     """
 
     values: dict[str, Value]
     eigenvalues: Float[Tensor, " d_x"] | None = None
+    traces: dict[str, float] = field(default_factory=dict)
 
 
 def collect(
@@ -78,6 +80,7 @@ def collect(
         evidence = measure(
             jacobian,
             plan,
+            settings,
             losses=_losses(gradients, x[part], y[part]),
             delta=None if delta is None else delta[part],
             offset=None if offset is None else offset[part],
@@ -126,6 +129,7 @@ def _row(evidence: Evidence, scores: Sequence[Score], settings: Settings) -> Row
     return Row(
         values={s.name: _value(s, evidence, settings) for s in scores},
         eigenvalues=None if lam is None else lam.cpu(),
+        traces=evidence.traces,
     )
 
 

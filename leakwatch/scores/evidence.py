@@ -12,6 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.scores.result import Value, judged
+from leakwatch.scores.stochastic import from_probes
+from leakwatch.spectrum import DampedSolution, SpectralMeasure
+from leakwatch.spectrum.measure import Moment
 from leakwatch.status import Status
 
 _EPS64 = float(torch.finfo(torch.float64).eps)
@@ -82,6 +85,7 @@ class Evidence:
         cos_max: largest eigenvalue of the cosine Hessian.
         cos_min: smallest.
         trace: Σ λ_i = ‖J‖²_F.
+        traces: name of a module → its part of it; empty if that is not known.
         eigenvalues: all of them, descending, at least 0; ``None`` when only the ends
             are known.
         precision: what rounding can have done to them.
@@ -93,6 +97,12 @@ class Evidence:
         offset: x − μ, distance from the prior mean, pixel units.
         why_no_spectrum: why ``eigenvalues`` or ``eigenvectors`` is ``None``.
         failure: why nothing but loss and ‖g‖ could be measured.
+        sums: the spectrum as sampled by random starts, for sums over it where
+            ``eigenvalues`` is ``None``.
+        lower: a lower bound of λ_min, where ``sums`` is given.
+        inverted: (H + εI)⁻¹Jᵀδ for every ε, which it counts in units of scale².
+        estimated: the same for δ + J(x − μ), with its distance to x − μ.
+        scale: J/J̃, the scale at which the two were computed.
         memo: intermediate results that several scores of this sample share.
     """
 
@@ -113,6 +123,12 @@ class Evidence:
     offset: Float[Tensor, " d_x"] | None = None
     why_no_spectrum: str = ""
     failure: Status | None = None
+    sums: SpectralMeasure | None = None
+    lower: float = 0.0
+    inverted: DampedSolution | None = None
+    estimated: DampedSolution | None = None
+    scale: float = 1.0
+    traces: dict[str, float] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
 
     def no_spectrum(self) -> Value:
@@ -158,3 +174,67 @@ class Evidence:
             total(float(at_most.sum())),
             what,
         )
+
+    def of_sums(
+        self,
+        function: Callable[[Tensor], Tensor],
+        what: str,
+        *,
+        transform: Callable[[float], float],
+        moment: Moment = 0,
+    ) -> Value:
+        """A function of Σ f(λ_i), or Σ λ_i g(λ_i), from random starts.
+
+        Args:
+            function: f, or g with ``moment=1``; see
+                :meth:`leakwatch.spectrum.SpectralMeasure.estimate`.
+            what: the quantity, for a reason.
+            transform: the sum ↦ number; monotone.
+            moment: 1 for sums Σ λ_i g(λ_i).
+
+        Returns:
+            The number with its status; ``not computed`` without ``sums``.
+        """
+        if self.sums is None:
+            return self.no_spectrum()
+        plain = self.sums.estimate(function, moment=moment)
+        rounded = self.sums.estimate(
+            function,
+            moment=moment,
+            spread=lambda nodes: self.precision.bounds(nodes, len(nodes)),
+        )
+        return from_probes(plain, rounded, what, transform=transform)
+
+    def of_solution(self, solution: DampedSolution | None, epsilon: float) -> Value:
+        """The distance that a damped solution has, judged by all of its errors.
+
+        Args:
+            solution: ``inverted`` or ``estimated``.
+            epsilon: the damping, in units of the eigenvalues of H.
+        """
+        if solution is None:
+            return self.no_spectrum()
+        squared = self.scale**2
+        damping, lower = epsilon / squared, self.lower / squared
+        found = solution.at(damping, lower)
+        error = self.precision.factor / self.scale
+        slack = self.pulled_error / squared
+        if slack > 0:
+            slack *= solution.amplification(damping, lower, self.d_x)
+        moved = [solution.at(damping, lower, shift=s).value for s in (-error, error)]
+        number = found.value
+        rounded = judged(
+            number,
+            max(min(moved) - slack, 0.0),
+            max(moved) + slack,
+            "the directions that the gradient shows least decide, and they",
+        )
+        if not rounded.status.usable or found.error <= 1e-2 * number:
+            return rounded
+        reason = (
+            f"within {found.error:.1e} after {solution.products} products "
+            "(Golub–Kahan, damped least squares); raise products"
+        )
+        if 2 * found.error <= number:
+            return Value(number, Status("estimated", reason))
+        return Value(number, Status("not converged", reason))

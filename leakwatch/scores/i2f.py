@@ -34,9 +34,9 @@ def i2f(evidence: Evidence, settings: Settings) -> Value:
     small for an image that can't be recovered; i2f_bayes counts them in full.
     """
     eps = settings.epsilon
-    if evidence.eigenvalues is None:
+    if evidence.eigenvalues is None and evidence.sums is None:
         return evidence.no_spectrum()
-    if float(evidence.eigenvalues[0]) <= 0:
+    if evidence.lambda_max.number <= 0:
         return _NO_JACOBIAN
     if eps == 0 and evidence.rank < evidence.d_x:
         return Value.without(
@@ -49,6 +49,8 @@ def i2f(evidence: Evidence, settings: Settings) -> Value:
     if settings.noise_std is None:
         return _NO_NOISE
     s = settings.noise_std
+    if evidence.eigenvalues is None:
+        return _from_sums(evidence, s, eps)
     # Single divisions: λ² leaves the range of float64 late in training.
     return evidence.of_spectrum(
         lambda lam: _ratio(s * s, lam + eps) * _ratio(lam, lam + eps, at_zero=1.0),
@@ -58,8 +60,24 @@ def i2f(evidence: Evidence, settings: Settings) -> Value:
     )
 
 
+def _from_sums(evidence: Evidence, s: float, eps: float) -> Value:
+    """√(s² Σ λ_i/(λ_i+ε)²) from random starts."""
+    if eps > 0:
+        return evidence.of_sums(
+            lambda lam: _ratio(s, lam + eps).square(),
+            "i2f",
+            transform=math.sqrt,
+            moment=1,
+        )
+    if evidence.lambda_min.status.word == "unresolved":
+        return evidence.lambda_min
+    return evidence.of_sums(lambda lam: _ratio(s * s, lam), "i2f", transform=math.sqrt)
+
+
 def _given(evidence: Evidence, eps: float) -> Value:
     """‖(H+εI)⁻¹Jᵀδ‖ for the δ at hand."""
+    if evidence.eigenvalues is None:
+        return evidence.of_solution(evidence.inverted, eps)
     if evidence.eigenvectors is None or evidence.pulled is None:
         return evidence.no_spectrum()
     c = (evidence.eigenvectors.T @ evidence.pulled).abs()

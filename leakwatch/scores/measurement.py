@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import final
 
 import torch
 from jaxtyping import Float
@@ -14,52 +12,31 @@ from torch import Tensor
 
 from leakwatch.jacobian import GradientJacobian
 from leakwatch.scores.evidence import Evidence, Precision
+from leakwatch.scores.found import (
+    NO_DIRECTION,
+    NOT_ASKED,
+    NOT_FINITE,
+    SMALL,
+    Found,
+    rounding,
+    times,
+)
+from leakwatch.scores.matrix_free import estimated_traces, iterate
 from leakwatch.scores.planner import Plan
 from leakwatch.scores.result import Value, judged
-from leakwatch.spectrum import Spectrum, exact, lanczos, power
+from leakwatch.scores.settings import Settings
+from leakwatch.spectrum import Spectrum, exact, power
 from leakwatch.status import Status, describe_error
 
 _log = logging.getLogger(__name__)
 
-_TRACE_PROBES = 10
 _POWER_ITERATIONS = 50
-# The products' own rounding keeps float32 residuals above 1e-7 to 1e-5.
-_LANCZOS_TOL = {torch.float32: 1e-4, torch.float64: 1e-8}
-_SMALL = "the smallest eigenvalue"
-_NOT_ASKED = Value.without("not computed", "no score asked for it")
-_NO_DIRECTION = Value.without(
-    "undefined", "the gradient vanishes, so it has no direction"
-)
-_NOT_FINITE = Status(
-    "failed", "gradient or Jacobian of this sample is not finite; look for overflow"
-)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """What a solver found about one sample."""
-
-    lambda_max: Value = _NOT_ASKED
-    lambda_min: Value = _NOT_ASKED
-    cos_max: Value = _NOT_ASKED
-    cos_min: Value = _NOT_ASKED
-    trace: Value = _NOT_ASKED
-    eigenvalues: Tensor | None = None
-    precision: Precision = field(default_factory=Precision)
-    eigenvectors: Tensor | None = None
-    failure: Status | None = None
-    norm: float | None = None
-
-    @classmethod
-    def failed(cls, status: Status) -> _Found:
-        none = Value(math.nan, status)
-        return cls(none, none, none, none, none, failure=status)
 
 
 def measure(
     jacobian: GradientJacobian,
     plan: Plan,
+    settings: Settings,
     *,
     losses: Float[Tensor, " batch"],
     delta: Float[Tensor, "batch d_theta"] | None = None,
@@ -70,6 +47,7 @@ def measure(
     Args:
         jacobian: of the samples.
         plan: what to measure.
+        settings: noise, damping and prior.
         losses: of the samples.
         delta: perturbations of the gradients, if any.
         offset: x − μ, float64, pixel units.
@@ -85,15 +63,17 @@ def measure(
         pulled = jacobian.normalized_rmatvec(delta).double() * jacobian.scale[:, None]
     largest = [0.0] * batch if delta is None else delta.abs().amax(1).tolist()
     finite = torch.isfinite(jacobian.norm)
-    found: Iterator[_Found]
+    found: Iterator[Found]
     if plan.solver == "exact":
         found = (_exact(jacobian, i, plan, bool(finite[i])) for i in range(batch))
+    elif plan.solver == "lanczos":
+        found = iter(iterate(jacobian, plan, settings, delta=delta, offset=offset))
     else:
-        found = iter(_iterative(jacobian, plan, finite))
+        found = iter(_power(jacobian, plan, finite))
     for i, known in enumerate(found):
         failure = known.failure
         if pulled is not None and not bool(torch.isfinite(pulled[i]).all()):
-            failure = failure or _NOT_FINITE
+            failure = failure or NOT_FINITE
         yield Evidence(
             d_x=d_x,
             loss=_finite(float(losses[i]), "loss"),
@@ -106,6 +86,7 @@ def measure(
             cos_max=known.cos_max,
             cos_min=known.cos_min,
             trace=known.trace,
+            traces=known.traces,
             eigenvalues=known.eigenvalues,
             precision=known.precision,
             rank=min(d_theta, d_x),
@@ -115,11 +96,21 @@ def measure(
             pulled_error=known.precision.factor * largest[i],
             offset=None if offset is None else offset[i],
             why_no_spectrum=(
-                f"needs the whole spectrum, but the solver is {plan.solver} "
-                f"({plan.reason})"
+                f"needs the whole spectrum{_full_prior(plan, settings)}, but the "
+                f"solver is {plan.solver} ({plan.reason})"
             ),
             failure=failure,
+            sums=known.sums,
+            lower=known.lower,
+            inverted=known.inverted,
+            estimated=known.estimated,
+            scale=known.scale,
         )
+
+
+def _full_prior(plan: Plan, settings: Settings) -> str:
+    given = plan.solver == "lanczos" and settings.prior_covariance is not None
+    return " for a full prior covariance" if given else ""
 
 
 def _finite(number: float, what: str) -> Value:
@@ -131,33 +122,31 @@ def _finite(number: float, what: str) -> Value:
 # -- one Gram matrix -----------------------------------------------------------------
 
 
-def _exact(jacobian: GradientJacobian, sample: int, plan: Plan, finite: bool) -> _Found:
+def _exact(jacobian: GradientJacobian, sample: int, plan: Plan, finite: bool) -> Found:
     if not finite:
-        return _Found.failed(_NOT_FINITE)
+        return Found.failed(NOT_FINITE)
     try:
         return _dense(jacobian, sample, plan)
     except Exception as error:
         _log.warning("leakwatch could not score a sample: %s", describe_error(error))
-        return _Found.failed(Status("failed", describe_error(error)))
+        return Found.failed(Status("failed", describe_error(error)))
 
 
-def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
+def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> Found:
     _, d_theta, d_x = jacobian.shape
     eps = torch.finfo(jacobian.dtype).eps
-    gram = jacobian.gram(sample)
+    gram = jacobian.gram(sample, max_memory=plan.max_memory)
     if not bool(torch.isfinite(gram.h).all() and torch.isfinite(gram.along).all()):
-        return _Found.failed(_NOT_FINITE)
+        return Found.failed(NOT_FINITE)
     squared = float(jacobian.scale[sample]) ** 2
     spectrum = exact(gram.h, factor_eps=eps, eigenvectors=plan.eigenvectors)
     normalised = _eigenvalues(spectrum, min(d_theta, d_x))
-    precision = Precision.of(
-        float(normalised[0]), d_x, eps, _rounding(jacobian, sample)
-    )
+    precision = Precision.of(float(normalised[0]), d_x, eps, rounding(jacobian, sample))
     top, bottom = _ends(normalised * squared, precision.scaled(squared), d_theta)
-    cos_max = cos_min = _NOT_ASKED
+    cos_max = cos_min = NOT_ASKED
     norm = gram.norm * float(jacobian.scale[sample])
     if plan.cosine and norm == 0:
-        cos_max = cos_min = _NO_DIRECTION
+        cos_max = cos_min = NO_DIRECTION
     elif plan.cosine:
         downdated = gram.h - torch.outer(gram.along, gram.along)
         # What rounding did to H, it did to the downdate, however small that became.
@@ -165,29 +154,18 @@ def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> _Found:
         rest = _eigenvalues(exact(downdated, factor_eps=eps), d_theta - 1) * factor
         cos_max, cos_min = _ends(rest, precision.scaled(factor), d_theta - 1)
     vectors = spectrum.eigenvectors
-    return _Found(
+    return Found(
         lambda_max=top,
         lambda_min=bottom,
         cos_max=cos_max,
         cos_min=cos_min,
         trace=Value(float(gram.h.diagonal().sum()) * squared),
+        traces={name: t * squared for name, t in gram.traces.items()},
         eigenvalues=normalised * squared,
         precision=precision.scaled(squared),
         eigenvectors=None if vectors is None else vectors[0],
         norm=norm,
     )
-
-
-def _rounding(jacobian: GradientJacobian, sample: int) -> float:
-    """‖ΔJ̃‖_F, or 0 where the network can't be evaluated in the other precision."""
-    try:
-        return jacobian.rounding(sample)
-    except Exception as error:
-        jacobian.gradients.note(
-            "how much rounding changes its Jacobian is assumed, not measured: it can't "
-            f"be evaluated in both float32 and float64 ({type(error).__name__})"
-        )
-        return 0.0
 
 
 def _eigenvalues(spectrum: Spectrum, rank: int) -> Tensor:
@@ -202,21 +180,21 @@ def _eigenvalues(spectrum: Spectrum, rank: int) -> Tensor:
 def _ends(lam: Tensor, precision: Precision, rank: int) -> tuple[Value, Value]:
     low, high = precision.bounds(lam, rank)
     ends = []
-    for at, what in ((0, "the largest eigenvalue"), (-1, _SMALL)):
+    for at, what in ((0, "the largest eigenvalue"), (-1, SMALL)):
         ends.append(judged(float(lam[at]), float(low[at]), float(high[at]), what))
     return ends[0], ends[1]
 
 
-# -- products only -------------------------------------------------------------------
+# -- power iteration -----------------------------------------------------------------
 
 
-def _iterative(jacobian: GradientJacobian, plan: Plan, finite: Tensor) -> list[_Found]:
+def _power(jacobian: GradientJacobian, plan: Plan, finite: Tensor) -> list[Found]:
     batch, d_theta, d_x = jacobian.shape
-    nothing = [(_NOT_ASKED, _NOT_ASKED)] * batch
+    nothing = [(NOT_ASKED, NOT_ASKED)] * batch
     plain = cosine = nothing
     if plan.largest:
         spectrum = _solve(jacobian, plan, cosine=False)
-        measured = [_rounding(jacobian, i) for i in range(batch)]
+        measured = [rounding(jacobian, i) for i in range(batch)]
         off = spectrum.floor.new_tensor(measured)
         floor = spectrum.floor + off * (2 * spectrum.lambda_max.abs().sqrt() + off)
         plain = _judge(spectrum, plan, floor, d_theta < d_x)
@@ -225,28 +203,30 @@ def _iterative(jacobian: GradientJacobian, plan: Plan, finite: Tensor) -> list[_
             # The products that it subtracts from are those of H.
             floor = torch.maximum(floor, spectrum.floor)
             cosine = _judge(spectrum, plan, floor, d_theta - 1 < d_x)
-    trace = _trace(jacobian) if plan.trace else [_NOT_ASKED] * batch
+    traces = [NOT_ASKED] * batch
+    if plan.trace:
+        traces = estimated_traces(jacobian.normal())
     found = []
     for i in range(batch):
         squared, norm = float(jacobian.scale[i]) ** 2, float(jacobian.norm[i])
-        values = [*plain[i], *cosine[i], trace[i]]
+        values = [*plain[i], *cosine[i], traces[i]]
         failed = [v.status for v in values if v.status.word == "failed"]
         if not bool(finite[i]):
-            failed.insert(0, _NOT_FINITE)
+            failed.insert(0, NOT_FINITE)
         if failed:
-            found.append(_Found.failed(failed[0]))
+            found.append(Found.failed(failed[0]))
             continue
-        towards = (_NO_DIRECTION, _NO_DIRECTION)
+        towards = (NO_DIRECTION, NO_DIRECTION)
         if norm > 0 or not plan.cosine:
             factor = squared / norm**2 if norm > 0 else 1.0
-            towards = _times(cosine[i][0], factor), _times(cosine[i][1], factor)
+            towards = times(cosine[i][0], factor), times(cosine[i][1], factor)
         found.append(
-            _Found(
-                lambda_max=_times(plain[i][0], squared),
-                lambda_min=_times(plain[i][1], squared),
+            Found(
+                lambda_max=times(plain[i][0], squared),
+                lambda_min=times(plain[i][1], squared),
                 cos_max=towards[0],
                 cos_min=towards[1],
-                trace=_times(trace[i], squared),
+                trace=times(traces[i], squared),
             )
         )
     return found
@@ -254,16 +234,15 @@ def _iterative(jacobian: GradientJacobian, plan: Plan, finite: Tensor) -> list[_
 
 def _solve(jacobian: GradientJacobian, plan: Plan, *, cosine: bool) -> Spectrum:
     operator = jacobian.normal(cosine=cosine)
-    if plan.solver == "power":
-        return power(operator, iterations=_POWER_ITERATIONS, smallest=plan.smallest)
-    return lanczos(operator, k=1, tol=_LANCZOS_TOL[jacobian.dtype])
+    return power(operator, iterations=_POWER_ITERATIONS, smallest=plan.smallest)
 
 
 def _judge(
     spectrum: Spectrum, plan: Plan, floor: Tensor, zero_by_dimension: bool
 ) -> list[tuple[Value, Value]]:
     """Largest and smallest eigenvalue of each sample."""
-    if plan.solver == "power" and plan.smallest:
+    bottoms = [NOT_ASKED] * len(spectrum)
+    if plan.smallest:
         lower = "an upper bound, usually 20 to 100 times too large; use solver='exact'"
         bottoms = [
             _one(number, residual, converged, base, lower)
@@ -275,10 +254,6 @@ def _judge(
                 strict=True,
             )
         ]
-    else:
-        why = f"{plan.solver} gives only the upper end ({plan.reason})"
-        missing = Value.without("not computed", why)
-        bottoms = [missing if plan.smallest else _NOT_ASKED] * len(spectrum)
     tops = [
         _one(number, residual, converged, base, "a lower bound; use solver='exact'")
         for number, residual, converged, base in zip(
@@ -298,45 +273,10 @@ def _one(
     number: float, residual: float, converged: bool, floor: float, bound: str
 ) -> Value:
     if not math.isfinite(number):
-        return Value(math.nan, _NOT_FINITE)
+        return Value(math.nan, NOT_FINITE)
     if not converged:
         reason = f"residual {residual:.1e} ({residual / max(number, 1e-300):.0e} of it)"
         return Value(number, Status("not converged", f"{reason}; {bound}"))
     return judged(
         number, number - residual - floor, number + residual + floor, "this eigenvalue"
     )
-
-
-def _trace(jacobian: GradientJacobian) -> list[Value]:
-    """The trace of H̃ by Hutchinson: the mean of zᵀH̃z over random signs z."""
-    batch, _, d_x = jacobian.shape
-    generator = torch.Generator().manual_seed(0)
-    # The same signs for every sample: results don't depend on how samples are grouped.
-    signs = torch.randint(0, 2, (_TRACE_PROBES, d_x), generator=generator) * 2.0 - 1.0
-    operator = jacobian.normal()
-    draws = []
-    for sign in signs:
-        z = sign.to(jacobian.device, jacobian.dtype).expand(batch, -1)
-        draws.append((operator.matvec(z).double() * z).sum(1))
-    drawn = torch.stack(draws)
-    mean, error = drawn.mean(0), drawn.std(0) / _TRACE_PROBES**0.5
-    return [_estimate(m, e) for m, e in zip(mean.tolist(), error.tolist(), strict=True)]
-
-
-def _estimate(mean: float, error: float) -> Value:
-    if not math.isfinite(mean):
-        return Value(math.nan, _NOT_FINITE)
-    if mean <= 0 or error == 0:
-        return Value(max(mean, 0.0))
-    return Value(
-        mean,
-        Status(
-            "estimated",
-            f"from {_TRACE_PROBES} random directions, standard error "
-            f"{100 * error / mean:.1f} % of Σλ; solver='exact' gives it exactly",
-        ),
-    )
-
-
-def _times(value: Value, factor: float) -> Value:
-    return Value(value.number * factor, value.status)

@@ -15,6 +15,9 @@ from leakwatch.scores.registry import Need, Score
 
 Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]
 
+#: Products with J and Jᵀ that ``lanczos`` may take for each of its tasks.
+DEFAULT_PRODUCTS = 100
+
 # Beyond this the eigensolver alone (d_x³) takes minutes per sample on a CPU.
 _LARGEST_EXACT = 4096
 
@@ -26,14 +29,19 @@ class Plan:
 
     Attributes:
         solver: ``exact``: one dense Gram matrix per sample serves everything;
-            ``lanczos``: products only, the upper end of the spectrum; ``power``: the
-            papers' recipe for both ends.
+            ``lanczos``: products only, both ends of the spectrum with their errors and
+            sums over it from random starts; ``power``: the papers' recipe for both
+            ends.
         largest: whether λ_1 is needed.
         smallest: whether the lower ends are needed.
         cosine: whether the cosine Hessian's ends are needed.
         trace: whether Σλ is needed.
         eigenvectors: whether some formula needs the basis.
         reason: why this solver.
+        spectrum: whether sums over all eigenvalues are needed.
+        any_noise: whether such a sum is needed at a noise level that isn't stated.
+        products: most products with J and Jᵀ that ``lanczos`` takes for each task.
+        max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time.
     """
 
     solver: Solver
@@ -43,6 +51,10 @@ class Plan:
     trace: bool
     eigenvectors: bool
     reason: str
+    spectrum: bool = False
+    any_noise: bool = False
+    products: int = DEFAULT_PRODUCTS
+    max_memory: float | None = None
 
 
 def check_solver(solver: str) -> Solver:
@@ -67,6 +79,7 @@ def plan(
     solver: Solver,
     max_memory: float,
     eigenvectors: bool,
+    products: int = DEFAULT_PRODUCTS,
 ) -> Plan:
     """The cheapest way to measure what these scores need.
 
@@ -78,6 +91,7 @@ def plan(
         solver: ``"auto"``, or a choice made already.
         max_memory: MiB that the Jacobian of one sample may take.
         eigenvectors: whether a perturbation or a full prior covariance is given.
+        products: most products for each task of ``lanczos``.
 
     Returns:
         The plan. ``auto`` is exact when something needs more than λ_1 and trace, the
@@ -97,6 +111,12 @@ def plan(
         trace="trace" in needs,
         eigenvectors=eigenvectors and solver == "exact" and "spectrum" in needs,
         reason=reason,
+        spectrum="spectrum" in needs,
+        any_noise=any(
+            {"spectrum"} <= s.needs and "noise" not in s.needs for s in scores
+        ),
+        products=products,
+        max_memory=max_memory,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, final
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from leakwatch.status import OK, Status
 
-#: Up to this relative error, at worst, a number is "ok"; up to _USABLE "estimated".
+#: Up to this relative error, at worst, a number is "ok"; up to USABLE "estimated".
 ACCURATE: Final = 0.1
-_USABLE: Final = 1.0
+USABLE: Final = 1.0
 
 
 class Value(NamedTuple):
@@ -51,7 +51,7 @@ def judged(number: float, low: float, high: float, what: str) -> Value:
     if gap <= ACCURATE * abs(number):
         return Value(number)
     remedy = "compute with dtype=torch.float64"
-    if gap <= _USABLE * abs(number):
+    if gap <= USABLE * abs(number):
         percent = 100 * gap / abs(number)
         return Value(
             number,
@@ -81,6 +81,8 @@ class ScoreResult(Mapping[str, Tensor]):
             ``(batch, d_x)``, float64, NaN rows for failed samples; ``None`` unless the
             solver was exact.
         reason: why that solver.
+        traces: name of a module → its part of Σλ of each sample, ``(batch,)`` float64,
+            NaN for failed samples; empty unless the solver was exact.
         seconds: wall-clock time.
     """
 
@@ -90,6 +92,7 @@ class ScoreResult(Mapping[str, Tensor]):
     eigenvalues: Float[Tensor, "batch d_x"] | None = None
     reason: str = ""
     seconds: float = 0.0
+    traces: dict[str, Float[Tensor, " batch"]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         self._check(name)

@@ -1,29 +1,53 @@
 """Eigenvalues of symmetric operators, each with a residual and a status.
 
-Three solvers on one interface: `exact` for all eigenvalues, `lanczos` for the largest
-from about ten products, `power` to reproduce published numbers. They take matrices or
-anything with ``matvec`` (`SymmetricOperator`), and know nothing of models.
+On matrices or anything with ``matvec`` (`SymmetricOperator`): `exact` for all
+eigenvalues, `lanczos` for the largest from about ten products, `power` to reproduce
+published numbers. On a factor J of H = JᵀJ, with ``forward`` and ``backward``
+(`FactorOperator`), where J is too large to form: `ends` for λ_1 and an interval of
+λ_min, `quadrature` for sums over all eigenvalues with their errors, `damped` for
+(H + εI)⁻¹Jᵀb at every ε, `trace` for Σλ alone. None of them knows of models.
 """
 
 from __future__ import annotations
 
+from leakwatch.spectrum.damped import DampedSolution, damped
+from leakwatch.spectrum.ends import Ends, ends
 from leakwatch.spectrum.exact import exact
+from leakwatch.spectrum.factor_operators import (
+    DenseFactor,
+    FactorOperator,
+    as_factor,
+)
 from leakwatch.spectrum.lanczos import lanczos
+from leakwatch.spectrum.measure import Estimate, SpectralMeasure
 from leakwatch.spectrum.operators import (
     DenseOperator,
     SymmetricOperator,
     as_operator,
 )
 from leakwatch.spectrum.power import power
+from leakwatch.spectrum.quadrature import quadrature
 from leakwatch.spectrum.result import Spectrum, precision_floor
+from leakwatch.spectrum.trace import trace
 
 __all__ = [
+    "DampedSolution",
+    "DenseFactor",
     "DenseOperator",
+    "Ends",
+    "Estimate",
+    "FactorOperator",
+    "SpectralMeasure",
     "Spectrum",
     "SymmetricOperator",
+    "as_factor",
     "as_operator",
+    "damped",
+    "ends",
     "exact",
     "lanczos",
     "power",
     "precision_floor",
+    "quadrature",
+    "trace",
 ]

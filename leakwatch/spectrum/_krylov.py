@@ -103,7 +103,7 @@ class KrylovBasis:
         w, failed = product(self._operator, q[:, j], active)
         self.failed = self.failed | failed
         self._largest = torch.maximum(self._largest, norm(w))
-        w, column = _orthogonalise(w, q)
+        w, column = orthogonalise(w, q)
         self.projected[:, : j + 1, j] = column
         self._catch(j)
         self.loose[:, j] = norm(w)
@@ -156,7 +156,7 @@ class KrylovBasis:
         owner = self._owner[every, lane]
         following = self._waiting[every, lane]
         if self._owner.shape[1] > 1:
-            following, _ = _orthogonalise(following, self.vectors[:, :j])
+            following, _ = orthogonalise(following, self.vectors[:, :j])
         length = norm(following)
         # A remainder may have been caught entirely by other chains while it waited.
         go_on = active & ~start & (owner >= 0) & (length > self._rounding())
@@ -178,7 +178,7 @@ class KrylovBasis:
         self._draws_used[which] += 1
         for _ in range(2):
             # Orthogonality is relative to what survives, little near the last vector.
-            drawn, _ = _orthogonalise(drawn, self.vectors[which, :j])
+            drawn, _ = orthogonalise(drawn, self.vectors[which, :j])
             drawn = drawn / norm(drawn)[:, None]
         self.vectors[which, j] = drawn
         self.chain_start[which] = j
@@ -214,7 +214,7 @@ class KrylovBasis:
         self.vectors, self.projected, self.loose = vectors, projected, loose
 
 
-def _orthogonalise(
+def orthogonalise(
     w: Float[Tensor, "batch n"], q: Float[Tensor, "batch m n"]
 ) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch m"]]:
     """Return w minus its part in the rows of q, and the coefficients of that part."""

@@ -332,3 +332,15 @@ def test_numpy_seeds_are_integers() -> None:
     x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 1])
     one = attack(net, x, y, steps=3, seed=np.int64(3))  # type: ignore[arg-type]
     torch.testing.assert_close(one.images, attack(net, x, y, steps=3, seed=3).images)
+
+
+@pytest.mark.parametrize("preset", ["combined", "gauss-newton", "lavp-cosine"])
+def test_only_shared_parameters_reach_the_attacker(preset: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 2])
+    found = attack(net, x, y, preset, steps=200, parameters="1", data_range=1.0)
+    assert float((found.images - x).abs().max()) < 0.05
+    # The head alone knows the image's eight features, not its nine pixels.
+    head = attack(net, x, y, preset, steps=50, parameters="3", data_range=1.0)
+    assert float((head.images - x).abs().max()) > 0.05

@@ -102,6 +102,8 @@ def test_the_defaults() -> None:
         "solver": "auto",
         "dtype": "float32",
         "max_memory": 2048,
+        "parameters": None,
+        "layers": False,
         "seed": 0,
         "directory": None,
         "report": True,

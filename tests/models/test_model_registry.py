@@ -33,6 +33,7 @@ def test_registered_names() -> None:
         "resnet8",
         "shufflenet_v2",
         "sme_lenet",
+        "sme_resnet8",
         "sme_vit",
         "vgg9",
         "vit_b_16",

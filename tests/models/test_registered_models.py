@@ -77,6 +77,14 @@ VGG_CONVS = [(3, 32), (32, 64), (64, 128), (128, 128), (128, 256), (256, 256)]
 VGG_FEATURES = sum(conv(a, b, 3) for a, b in VGG_CONVS)
 VGG_WIDTHS = sum(b for _, b in VGG_CONVS)
 
+# convolutions without bias, BatchNorm with scale and shift, projections as shortcuts
+SME_BLOCKS = [(32, 32), (32, 64), (64, 128)]
+SME_RESNET = (
+    2 * 32
+    + sum(9 * a * b + 9 * b * b + 4 * b for a, b in SME_BLOCKS)
+    + sum(a * b + 2 * b for a, b in SME_BLOCKS[1:])
+)
+
 CASES = {
     "linear": Case("linear", (1, 28, 28), 10, 7850),
     "linear-no-bias": Case("linear", (3, 5, 4), 3, 180, {"bias": False}),
@@ -197,6 +205,19 @@ CASES = {
         1_366_792 - fc(1024, 1000) + fc(1024, 10) - 2 * 9 * 24,
         {"width": 0.5},
         "large",
+    ),
+    "sme-resnet8": Case(
+        "sme_resnet8",
+        (1, 28, 28),
+        62,
+        9 * 32 + SME_RESNET + fc(2048, 1000) + fc(1000, 62),
+        kind="large",
+    ),
+    "sme-resnet8-least": Case(
+        "sme_resnet8",
+        (3, 4, 3),
+        3,
+        9 * 3 * 32 + SME_RESNET + fc(128, 1000) + fc(1000, 3),
     ),
     "sme-vit": Case("sme_vit", (1, 28, 28), 62, VIT_SME, kind="large"),
     "sme-vit-patches": Case(
@@ -368,7 +389,7 @@ def test_type_a_attention_sees_the_bare_tokens() -> None:
 def test_sme_networks_give_logits() -> None:
     torch.manual_seed(0)
     x = torch.rand(4, 1, 28, 28)
-    for name in ("sme_lenet", "femnist_cnn", "sme_vit"):
+    for name in ("sme_lenet", "femnist_cnn", "sme_resnet8", "sme_vit"):
         sums = build_model(name, in_channels=1, num_classes=5, image_size=28)(x).sum(1)
         assert (sums - 1).abs().min() > 1e-3
 

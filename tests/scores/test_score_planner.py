@@ -19,9 +19,9 @@ def grams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = GradientJacobian.gram
 
-    def counted(self: GradientJacobian, sample: int):  # type: ignore[no-untyped-def]
+    def counted(self: GradientJacobian, sample: int, **options):  # type: ignore[no-untyped-def]
         seen.append(sample)
-        return original(self, sample)
+        return original(self, sample, **options)
 
     monkeypatch.setattr(GradientJacobian, "gram", counted)
     return seen
@@ -82,8 +82,7 @@ def test_max_memory_forces_lanczos_and_says_so(small: Small, grams: list[int]) -
     result = score(*small, ["lavp_l2_max", "i2f"], noise_std=1e-2, max_memory=0.01)
     assert result.solver == "lanczos"
     assert "MiB, more than max_memory=0.01 MiB" in result.reason
-    assert result.reason in result.status["i2f"][0].reason
-    assert result.status["i2f"][0].word == "not computed"
+    assert result.status["i2f"][0].word == "estimated"
     assert result.status["lavp_l2_max"][0].word == "ok"
     assert grams == []
     forced = score(*small, ["lavp_l2_min"], solver="exact", max_memory=0.01)
@@ -93,8 +92,9 @@ def test_max_memory_forces_lanczos_and_says_so(small: Small, grams: list[int]) -
 
 def test_a_large_input_takes_lanczos() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4097, 2), nn.Tanh(), nn.Linear(2, 2))
-    result = score(net, torch.rand(1, 4097), torch.tensor([1]), ["lavp"])
+    result = score(net, torch.rand(1, 4097), torch.tensor([1]), ["lavp"], products=30)
     assert result.solver == "lanczos"
     assert "4097 input elements are more than the 4096" in result.reason
     assert result.status["lavp_l2_max"][0].word == "ok"
-    assert result.status["lavp_l2_min"][0].word == "not computed"
+    # Nearly all directions meet the first layer alone, by its gradient's length.
+    assert result.status["lavp_l2_min"][0].word == "ok"

@@ -209,14 +209,18 @@ def test_fewer_gradient_entries_than_pixels(solver: str) -> None:
         torch.testing.assert_close(result[name], torch.zeros(2).double())
         assert words(result, 0)[name] == "ok"
     assert_honest(result)
-    if solver != "exact":
+    if solver == "power":
         assert words(result, 0)["i2f"] == "not computed"
         return
     for name in ("i2f", "i2f_psnr"):
         assert words(result, 0)[name] == "undefined"
         assert "4 entries can't determine 30 pixels" in result.status[name][0].reason
     # At least 26 pixels' worth of prior variance is left whatever the noise.
-    assert float(result["i2f_bayes"][0]) > UNIFORM_STD * 26**0.5
+    assert float(result["i2f_bayes"][0]) > 0.99 * UNIFORM_STD * 26**0.5
+    if solver == "lanczos":
+        assert words(result, 0)["noise_std_for_psnr"] == "ok"
+        assert float(result["noise_std_for_psnr"][0]) == 0.0
+        return
     assert words(result, 0)["i2f_bayes"] == words(result, 0)["leaked_bits"] == "ok"
     assert (float(result["noise_std_for_psnr"][0]), words(result, 0)["i2f_lb"]) == (
         0.0,
@@ -345,48 +349,36 @@ def test_target_below_what_the_prior_gives() -> None:
     assert "below 10.8 dB" in status.reason  # 10 log10 12
 
 
-@pytest.mark.parametrize("solver", ["lanczos", "power"])
-def test_solvers_that_see_the_upper_end_only(
-    solver: str,
-    small: tuple[nn.Module, Tensor, Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+def test_power_sees_the_ends_only(
+    small: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leakwatch.scores.measurement._POWER_ITERATIONS", 15)
     net, x, y = small
     small = net, x[:2], y[:2]
     exact = score(*small, ALL, noise_std=1e-2, dtype=torch.float64)
     assert exact.solver == "exact"
-    result = score(*small, ALL, noise_std=1e-2, dtype=torch.float64, solver=solver)
-    assert result.solver == solver
+    result = score(*small, ALL, noise_std=1e-2, dtype=torch.float64, solver="power")
+    assert result.solver == "power"
     assert result.eigenvalues is None
     assert_honest(result)
     for name in ("i2f", "i2f_psnr", "i2f_bayes", "leaked_bits", "noise_std_for_psnr"):
         status = result.status[name][0]
         assert status.word == "not computed"
-        assert solver in status.reason
-    for name in ("jacobian_norm", "i2f_nom", "i2f_lb"):
-        if solver == "power" and name == "i2f_lb":
-            continue
+        assert "power" in status.reason
+    for name in ("jacobian_norm", "i2f_nom"):
         status = result.status[name][0]
         assert status.word == "estimated"
         error = float(status.reason.split("standard error ")[1].split(" %")[0]) / 100
-        torch.testing.assert_close(result[name], exact[name], rtol=3 * error, atol=0)
-    if solver == "lanczos":
-        for name in ("lavp_l2_max", "lavp_cos_max", "fisher_information_loss"):
-            assert words(result, 0)[name] == "ok"
-            torch.testing.assert_close(result[name], exact[name], rtol=1e-8, atol=0)
-        for name in ("lavp_l2_min", "lavp_cos_min", "lavp_fusion"):
-            assert words(result, 0)[name] == "not computed"
-    else:
-        assert words(result, 0)["i2f_lb"] == words(result, 0)["lavp_l2_max"]
-        torch.testing.assert_close(
-            result["lavp_l2_max"], exact["lavp_l2_max"], rtol=0.3, atol=0
-        )
-        smallest = result.status["lavp_l2_min"][0]
-        assert smallest.word == "not converged"
-        assert "upper bound" in smallest.reason
-        assert bool((result["lavp_l2_min"] >= exact["lavp_l2_min"]).all())
-        assert not bool(result.usable("lavp_fusion").any())
+        torch.testing.assert_close(result[name], exact[name], rtol=4 * error, atol=0)
+    assert words(result, 0)["i2f_lb"] == words(result, 0)["lavp_l2_max"]
+    torch.testing.assert_close(
+        result["lavp_l2_max"], exact["lavp_l2_max"], rtol=0.3, atol=0
+    )
+    smallest = result.status["lavp_l2_min"][0]
+    assert smallest.word == "not converged"
+    assert "upper bound" in smallest.reason
+    assert bool((result["lavp_l2_min"] >= exact["lavp_l2_min"]).all())
+    assert not bool(result.usable("lavp_fusion").any())
 
 
 def test_lanczos_in_float32_converges() -> None:
