@@ -30,6 +30,7 @@ from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
 from leakwatch.scores import Settings
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.planner import DEFAULT_PRODUCTS
 
 __all__ = ["InversionAudit"]
 
@@ -82,6 +83,7 @@ class InversionAudit(ProbeCallback):
         solver: of the scores.
         dtype: of the scores and of first-order attacks.
         max_memory: MiB for the Jacobian of one sample.
+        products: see :class:`leakwatch.callbacks.LeakageMonitor`.
         seed: of probes, noise and starts.
         directory: of the ledger and the report.
         report: write ``report.html`` when training ends.
@@ -127,6 +129,7 @@ class InversionAudit(ProbeCallback):
         solver: str = "auto",
         dtype: str = "float32",
         max_memory: float = DEFAULT_MAX_MEMORY,
+        products: int = DEFAULT_PRODUCTS,
         seed: int = 0,
         directory: str | None = None,
         report: bool = True,
@@ -150,6 +153,7 @@ class InversionAudit(ProbeCallback):
             solver=solver,
             dtype=dtype,
             max_memory=max_memory,
+            products=products,
             seed=seed,
             directory=directory,
             report=report,
@@ -220,6 +224,7 @@ class InversionAudit(ProbeCallback):
             world_size=world_size,
             solver=self.solver,
             max_memory=self.max_memory,
+            products=self.products,
         )
         attack_probes(
             module,

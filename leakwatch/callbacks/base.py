@@ -64,6 +64,7 @@ class ProbeCallback(Callback):
         solver: str,
         dtype: str,
         max_memory: float,
+        products: int,
         seed: int,
         directory: str | None,
         report: bool,
@@ -111,6 +112,7 @@ class ProbeCallback(Callback):
         self.criterion = criterion
         self.dtype = dtype
         self.max_memory = check_number("max_memory", max_memory, example=2048)
+        self.products = check_integer("products", products, example=100, smallest=1)
         self.seed = check_integer("seed", seed, example=0)
         self.directory = check_path("directory", directory)
         self.report = check_flag("report", report)

@@ -17,6 +17,7 @@ from leakwatch.gradients import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.scores import Settings
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.planner import DEFAULT_PRODUCTS
 
 __all__ = ["LeakageMonitor"]
 
@@ -65,8 +66,11 @@ class LeakageMonitor(ProbeCallback):
             cross-entropy of ``module(x)``.
         solver: ``"auto"``, ``"exact"``, ``"lanczos"`` or ``"power"``.
         dtype: ``"float32"`` or ``"float64"``, whatever the training precision.
-        max_memory: MiB for the Jacobian of one sample; above it ``"auto"`` computes
-            the largest eigenvalues only.
+        max_memory: MiB for what stands for the Jacobian of one sample; above it
+            ``"auto"`` takes products alone, with estimates and bounds for what needs
+            the whole spectrum.
+        products: most products with the Jacobian that this takes for each task, see
+            :func:`leakwatch.score`. Fewer are faster, and their errors are larger.
         parameters: which parameters are shared, if not all that require gradients:
             names or patterns, such as ``"head"`` or ``["*.bias", "*lora*"]``.
         layers: also record which share of Σλ is in the gradient of each layer, with a
@@ -113,6 +117,7 @@ class LeakageMonitor(ProbeCallback):
         solver: str = "auto",
         dtype: str = "float32",
         max_memory: float = DEFAULT_MAX_MEMORY,
+        products: int = DEFAULT_PRODUCTS,
         parameters: str | Sequence[str] | None = None,
         layers: bool = False,
         seed: int = 0,
@@ -138,6 +143,7 @@ class LeakageMonitor(ProbeCallback):
             solver=solver,
             dtype=dtype,
             max_memory=max_memory,
+            products=products,
             seed=seed,
             directory=directory,
             report=report,
@@ -175,6 +181,7 @@ class LeakageMonitor(ProbeCallback):
             world_size=world_size,
             solver=self.solver,
             max_memory=self.max_memory,
+            products=self.products,
             layers=self.layers,
         )
 

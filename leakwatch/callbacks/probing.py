@@ -86,6 +86,7 @@ def measure_share(
     world_size: int,
     solver: Solver,
     max_memory: float,
+    products: int,
     layers: bool = False,
 ) -> Share:
     """Scores probes rank, rank + world_size, …; the module is left as it was.
@@ -102,6 +103,7 @@ def measure_share(
         world_size: number of processes.
         solver: as asked for.
         max_memory: MiB for the Jacobian of one sample.
+        products: most products with it for each task.
         layers: also the share of each layer in Σλ.
 
     Returns:
@@ -129,6 +131,7 @@ def measure_share(
                 settings,
                 solver=solver,
                 max_memory=max_memory,
+                products=products,
                 input_scale=part.input_scale(),
             )
         if result.eigenvalues is not None:
