@@ -242,7 +242,14 @@ class GradientMap:
         return other
 
     def loss_under(self, criterion: Criterion) -> SampleLoss:
-        """The loss of the same module and shared parameters under a criterion."""
+        """The loss of the same module and shared parameters under a criterion.
+
+        Args:
+            criterion: see the class.
+
+        Returns:
+            A loss that shares what this map shares, with the caches found so far.
+        """
         loss = SampleLoss(self.module, criterion)
         loss.only = self._loss.only
         loss.caches.slots = self._loss.caches.slots

@@ -231,3 +231,28 @@ def test_arguments_are_checked() -> None:
             restarts=1,
             initial=torch.zeros(1, 1, 1, 1, 4, 4),
         )
+
+
+def test_images_stay_in_range_where_the_generator_does_not() -> None:
+    net = nn.Sequential(nn.Linear(2, 16), nn.Unflatten(1, (1, 4, 4)))
+    with torch.no_grad():
+        net[0].weight.mul_(1e3)
+    attack = GIASAttack(net, (2,), output_range=(0, 1), latent_steps=2, weight_steps=2)
+    found, _ = run(attack, inside(2))
+    seen = PIXELS.to_pixels(found.images)
+    assert float(seen.min()) >= -1e-6
+    assert float(seen.max()) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"latent_shape": 4}, "latent_shape"),
+        ({"output_range": (1, -1)}, "output_range"),
+        ({"distance": "x"}, "distance"),
+    ],
+)
+def test_settings_are_checked_at_once(settings: dict[str, object], words: str) -> None:
+    arguments: dict[str, object] = {"latent_shape": (2,), **settings}
+    with pytest.raises((TypeError, ValueError), match=words):
+        GIASAttack(decoder(), **arguments)  # type: ignore[arg-type]

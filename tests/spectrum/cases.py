@@ -84,16 +84,14 @@ CASES = [
 ]
 
 
-class Recording:
-    """A dense operator that counts products and poisons every row not asked for.
+class Recorder:
+    """Dense products that are counted, with every row not asked for poisoned.
 
     ``fail`` names a sample and the call from which on its product is not finite.
     """
 
     def __init__(self, matrices: Tensor, fail: tuple[int, int] | None = None) -> None:
-        self._matrices = matrices
-        self._fail = fail
-        self.counts = torch.zeros(len(matrices), dtype=torch.int64)
+        self._matrices, self._fail = matrices, fail
         self.calls = 0
 
     @property
@@ -102,7 +100,7 @@ class Recording:
 
     @property
     def size(self) -> int:
-        return self._matrices.shape[1]
+        return self._matrices.shape[2]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,17 +110,33 @@ class Recording:
     def device(self) -> torch.device:
         return self._matrices.device
 
-    def matvec(self, v: Tensor, active: Tensor | None = None) -> Tensor:
+    def none_yet(self) -> Tensor:
+        return torch.zeros(self.batch_size, dtype=torch.int64)
+
+    def product(
+        self, matrices: Tensor, v: Tensor, active: Tensor | None, counts: Tensor
+    ) -> Tensor:
         assert v.dtype == self.dtype
         self.calls += 1
         if active is None:
             active = torch.ones(self.batch_size, dtype=torch.bool)
-        self.counts += active
-        out = torch.bmm(self._matrices, v[:, :, None])[:, :, 0]
+        counts += active
+        out = torch.bmm(matrices, v[:, :, None])[:, :, 0]
         out[~active] = torch.nan
         if self._fail is not None and self.calls > self._fail[1]:
             out[self._fail[0], 0] = torch.inf
         return out
+
+
+class Recording(Recorder):
+    """A symmetric operator that records its products."""
+
+    def __init__(self, matrices: Tensor, fail: tuple[int, int] | None = None) -> None:
+        super().__init__(matrices, fail)
+        self.counts = self.none_yet()
+
+    def matvec(self, v: Tensor, active: Tensor | None = None) -> Tensor:
+        return self.product(self._matrices, v, active, self.counts)
 
 
 def eigenvalues_of(matrix: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cases import CASES, Case, blocks, geometric, network_like, rotated
+from .cases import CASES, Case, Recorder, blocks, geometric, network_like, rotated
 
 
 def factor(matrix: Tensor, more_rows: int = 7) -> Tensor:
@@ -29,54 +29,19 @@ FACTORS = [
 ]
 
 
-class RecordingFactor:
-    """A dense factor that counts products and poisons every row not asked for.
-
-    ``fail`` names a sample and the call from which on its product is not finite.
-    """
+class RecordingFactor(Recorder):
+    """A factor J that records its products with J and Jᵀ."""
 
     def __init__(self, matrices: Tensor, fail: tuple[int, int] | None = None) -> None:
-        self._matrices, self._fail = matrices, fail
-        self.forwards = torch.zeros(len(matrices), dtype=torch.int64)
-        self.backwards = torch.zeros(len(matrices), dtype=torch.int64)
-        self.calls = 0
-
-    @property
-    def batch_size(self) -> int:
-        return self._matrices.shape[0]
+        super().__init__(matrices, fail)
+        self.forwards, self.backwards = self.none_yet(), self.none_yet()
 
     @property
     def rows(self) -> int:
         return self._matrices.shape[1]
 
-    @property
-    def size(self) -> int:
-        return self._matrices.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._matrices.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._matrices.device
-
     def forward(self, v: Tensor, active: Tensor | None = None) -> Tensor:
-        return self._product(self._matrices, v, active, self.forwards)
+        return self.product(self._matrices, v, active, self.forwards)
 
     def backward(self, u: Tensor, active: Tensor | None = None) -> Tensor:
-        return self._product(self._matrices.mT, u, active, self.backwards)
-
-    def _product(
-        self, matrices: Tensor, v: Tensor, active: Tensor | None, counts: Tensor
-    ) -> Tensor:
-        assert v.dtype == self.dtype
-        self.calls += 1
-        if active is None:
-            active = torch.ones(self.batch_size, dtype=torch.bool)
-        counts += active
-        out = torch.bmm(matrices, v[:, :, None])[:, :, 0]
-        out[~active] = torch.nan
-        if self._fail is not None and self.calls > self._fail[1]:
-            out[self._fail[0], 0] = torch.inf
-        return out
+        return self.product(self._matrices.mT, u, active, self.backwards)
