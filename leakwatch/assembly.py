@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -301,8 +302,12 @@ class _Ledger:
         if self._left[name]:
             self._sums[name] = h
         else:
-            found = lanczos(h, tol=_TOL).eigenvalues[0, 0]
-            self.largest[name] = max(0.0, float(found))
+            # One sample without a number must not cost the others theirs.
+            finite = bool(torch.isfinite(h).all())
+            found = (
+                float(lanczos(h, tol=_TOL).eigenvalues[0, 0]) if finite else math.nan
+            )
+            self.largest[name] = found if math.isnan(found) else max(0.0, found)
 
 
 def _module(part: Rows | Products) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import final
@@ -26,9 +27,10 @@ class LayerTable:
         layers: names of the modules that hold shared parameters, in the order of the
             gradient; empty for parameters of the network itself.
         parameters: how many shared numbers each has.
-        trace: trace of H_l = J_lᵀJ_l, ``(batch, layers)``, float64. These add up to the
-            trace of H.
-        largest: λ_1 of H_l, ``(batch, layers)``, float64; ``None`` unless asked for.
+        trace: trace of H_l = J_lᵀJ_l, ``(batch, layers)``, float64, at least 0, in
+            (gradient units / input units)²; NaN for a sample without finite gradient.
+            These add up to the trace of H.
+        largest: λ_1 of H_l, ``(batch, layers)``, likewise; ``None`` unless asked for.
             These do not add up: λ_1 of H lies between the largest of them and their
             sum.
     """
@@ -122,7 +124,9 @@ def layer_attribution(
     for sample, scale in enumerate(jacobian.scale.square().tolist()):
         found = jacobian.gram(sample, max_memory=max_memory, by_layer=largest)
         rows.append([found.traces[name] * scale for name in counts])
-        tops.append([found.largest.get(name, 0.0) * scale for name in counts])
+        # A layer of which nothing had to be kept adds nothing to H.
+        none = {name: math.nan if t else 0.0 for name, t in found.traces.items()}
+        tops.append([(none | found.largest)[name] * scale for name in counts])
     return LayerTable(
         tuple(counts),
         tuple(counts.values()),

@@ -163,3 +163,18 @@ def test_scores_of_what_is_shared() -> None:
         head["jacobian_norm"].square(), table.trace[:, 2], rtol=1e-4, atol=0
     )
     torch.testing.assert_close(head.traces["5"], table.trace[:, 2], rtol=1e-4, atol=0)
+
+
+class _Root(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+
+def test_a_layer_whose_share_is_no_number_is_never_zero() -> None:
+    """√ has an infinite slope at 0: the gradient is finite, its Jacobian is not."""
+    net = nn.Sequential(_Root(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2))
+    x = torch.tensor([[0.0, 0.5, 0.2, 0.3]])
+    table = leakwatch.layer_attribution(net, x, torch.tensor([0]), largest=True)
+    assert table.largest is not None
+    assert not bool(torch.isfinite(table.trace).any())
+    assert not bool(torch.isfinite(table.largest).any())
