@@ -218,7 +218,7 @@ def underlying(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(
-    loss: SampleLoss, device_type: str, dtype: torch.dtype
+    loss: SampleLoss, device_type: str, dtype: torch.dtype, *, substitutes: bool = True
 ) -> Iterator[Weights]:
     """The conditions under which every evaluation runs; all undone afterwards.
 
@@ -226,6 +226,9 @@ def evaluating(
         loss: module and criterion.
         device_type: where the inputs are.
         dtype: arithmetic, float32 or float64.
+        substitutes: whether all that happens inside is under
+            :class:`leakwatch.substitutes.Substitutes`, which makes every single
+            operation slower; ``False`` when forwards and backwards see to it.
 
     Yields:
         Copies of the weights at this moment, in ``dtype``.
@@ -236,7 +239,7 @@ def evaluating(
         plain_arithmetic(device_type),
         _eager(),
         as_evaluated(loss, dtype),
-        Substitutes(),
+        Substitutes() if substitutes else nullcontext(),
     ):
         # Operations that vmap runs one by one say so, and so do compiled modules to
         # which we listen for a moment: neither is news to the user.

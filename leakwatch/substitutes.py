@@ -8,15 +8,19 @@ are the same but for rounding, and at kinks so are the first derivatives.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Substitutes"]
+__all__ = ["Substitutes", "substituting"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Substitutes(TorchFunctionMode):
@@ -39,6 +43,24 @@ class Substitutes(TorchFunctionMode):
     ) -> Any:
         """Calls ``func``, or what stands for it."""
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
+
+
+def substituting(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes a function run inside :class:`Substitutes`.
+
+    Args:
+        call: the function.
+
+    Returns:
+        The same, inside.
+    """
+
+    @functools.wraps(call)
+    def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with Substitutes():
+            return call(*args, **kwargs)
+
+    return inside
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

@@ -63,19 +63,18 @@ class Convolution(_Convolution):
         """See :class:`Kernel`."""
         a, delta, columns, d = saved
         u, b = self.split(cotangents)
-        given, received = None, torch.zeros_like(d)
+        given, received = None, None
         if u is not None:
             u = u.reshape(len(d), d.shape[2], columns.shape[2])
-            # Few rows times many columns is the fast way around.
-            moved = torch.bmm(u, columns.transpose(1, 2))
-            received = moved.transpose(1, 2).contiguous()
+            received = torch.bmm(columns, u.transpose(1, 2))
             if needs_input:
                 given = self._transposed(u, d, a, delta)
         if b is not None:
-            received += b[:, None]
+            shift = b[:, None]
+            received = shift if received is None else received.add_(shift)
         n, rows, height, width = delta.shape
-        received = received.view(n, height, width, rows).permute(0, 3, 1, 2)
-        return given, _like(received, delta)
+        found = cast(Tensor, received).expand_as(d).reshape(n, height, width, rows)
+        return given, _like(found.permute(0, 3, 1, 2), delta)
 
     def pull(
         self, saved: Saved, u: Tensor | None, weight: Tensor, back: Tensor
@@ -100,20 +99,19 @@ class Convolution(_Convolution):
         """Uᵀδ with a kernel for each attack."""
         rows, channels, kh, kw = self.shape
         ph, pw = kh - 1 - self.padding[0], kw - 1 - self.padding[1]
-        plain = self.stride == (1, 1) == self.dilation
-        if not plain or min(ph, pw) < 0:
+        plain = self.stride == (1, 1) == self.dilation and min(ph, pw) >= 0
+        # Numbers that are moved, over kh · kw: patches of δ and the kernel, against
+        # patches of the input, twice.
+        positions = d.shape[1]
+        if not plain or rows * (positions + 3 * channels) > 2 * positions * channels:
             return self._fold(torch.bmm(d, u), a, delta)
         # A convolution of δ with the kernel turned around.
         columns = _unfolded(delta, (kh, kw), (1, 1), (ph, pw), (1, 1))
         turned = u.view(-1, rows, kh, kw, channels).flip(2, 3)
-        turned = turned.permute(0, 4, 2, 3, 1).reshape(len(u), channels, -1)
-        columns = columns.view(len(u), -1, turned.shape[2])
-        image = torch.bmm(turned, columns.transpose(1, 2))
+        turned = turned.permute(0, 2, 3, 1, 4).reshape(len(u), -1, channels)
+        found = torch.bmm(columns.view(len(u), -1, turned.shape[1]), turned)
         n, _, height, width = a.shape
-        if n == len(u):
-            return _as(image.view(n, channels, height, width), a)
-        image = image.view(len(u), channels, -1, height, width)
-        return _as(image.transpose(1, 2).reshape(n, channels, height, width), a)
+        return _like(found.view(n, height, width, channels).permute(0, 3, 1, 2), a)
 
     def _patches(self, a: Tensor) -> Tensor:
         size = self.shape[2], self.shape[3]
@@ -246,13 +244,6 @@ def _unfolded(
         (by_n, by_row * sh, by_column * sw, by_row * eh, by_column * ew, 1),
     )
     return view.reshape(n, rows * columns, -1)
-
-
-def _as(t: Tensor, other: Tensor) -> Tensor:
-    """A contiguous tensor in the other's memory format."""
-    if other.is_contiguous():
-        return t
-    return t.contiguous(memory_format=torch.channels_last)
 
 
 def _like(t: Tensor, other: Tensor) -> Tensor:

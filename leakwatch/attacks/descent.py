@@ -61,7 +61,12 @@ class Descent:
         # Adam's ε and the tests of L-BFGS see objectives of moderate size however
         # small a gradient is; plain descent takes the objective as it is.
         self._scale = torch.ones_like(length)
-        if not attack.relative and attack.optimizer != "sgd":
+        self._rescales = (
+            not attack.relative
+            and attack.optimizer != "sgd"
+            and problem.distance.degree != 0
+        )
+        if self._rescales:
             nonzero = torch.where(length > 0, length, self._scale)
             self._scale = nonzero**-problem.distance.degree
 
@@ -123,6 +128,8 @@ class Descent:
         found = self._matcher.evaluate(state.images, state.targets(), state.target)
         gradient, target_gradient = found.gradient, found.target_gradient
         objective = found.objective + self._attack.priors.add_to(state.images, gradient)
+        if not self._rescales:
+            return Evaluation(found.distance, objective, gradient, target_gradient)
         scale = self._scale[state.target].to(gradient.dtype)
         gradient = gradient * _over(scale, gradient)
         if target_gradient is not None:

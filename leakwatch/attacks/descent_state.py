@@ -24,6 +24,19 @@ _ATTEMPTS = 5
 _SMALLER = 0.1
 # An objective this many times its first value has diverged.
 _DIVERGED = 1e4
+# What is known of each attack in the end, and what only a moving one has.
+_RESULTS = ("_best", "_best_distance", "_best_objective", "_steps", "_diverged")
+_MOVING = (
+    "z",
+    "rows",
+    "target",
+    "finished",
+    "improved",
+    "_first",
+    "_factor",
+    "_attempts",
+    "_bad",
+)
 
 
 @final
@@ -77,21 +90,29 @@ class State:
         n = len(flat)
         self._best = flat.clone()
         self._best_objective = x.new_full((n,), math.inf)
-        self.best_distance = x.new_full((n,), math.inf, dtype=torch.float64)
+        self._best_distance = x.new_full((n,), math.inf, dtype=torch.float64)
         self._steps = torch.zeros(n, dtype=torch.long, device=x.device)
         self._diverged = torch.zeros(n, dtype=torch.bool, device=x.device)
-        # Of those that still move only:
         self.finished = torch.zeros_like(self._diverged)
         self.improved = torch.zeros_like(self._steps)
         self._first = torch.full_like(self._best_objective, math.nan)
         self._factor = torch.ones_like(self._best_objective)
         self._attempts = torch.zeros_like(self._steps)
         self._bad = torch.zeros_like(self._diverged)
+        # Everything else is of those that still move.
+        self._of_all = {name: getattr(self, name).clone() for name in _RESULTS}
 
     @property
     def images(self) -> Tensor:
         """Images of the moving attacks, a view."""
         return self.z[:, : self._pixels].view(-1, *self._size)
+
+    @property
+    def best_distance(self) -> Tensor:
+        """At the best so far of all attacks, float64."""
+        self._file()
+        distance: Tensor = self._of_all["_best_distance"]
+        return distance
 
     def targets(self) -> Tensor:
         """Their labels, or the distributions that are optimised."""
@@ -103,26 +124,23 @@ class State:
         """Keeps the best so far, and marks what left the finite numbers."""
         objective = values.objective
         finite = torch.isfinite(objective) & torch.isfinite(values.distance)
-        finite &= torch.isfinite(values.gradient.flatten(1)).all(1)
+        largest = torch.linalg.vector_norm(values.gradient.flatten(1), math.inf, dim=1)
+        finite &= torch.isfinite(largest)
         self._first = torch.where(
             torch.isnan(self._first) & finite, objective.abs(), self._first
         )
         diverged = objective > _DIVERGED * (self._first + 1e-30)
         self._bad = ~finite | diverged
-        before = self._best_objective[self.rows]
+        before = self._best_objective
         if self.optimizer.survives:
             self._bad &= torch.isinf(before)
         better = finite & (objective < before) & ~self.finished
-        self._best_objective[self.rows] = torch.where(better, objective, before)
-        distance = self.best_distance[self.rows]
-        self.best_distance[self.rows] = torch.where(
-            better, values.distance.double(), distance
+        self._best_objective = torch.where(better, objective, before)
+        self._best_distance = torch.where(
+            better, values.distance.double(), self._best_distance
         )
-        kept = torch.where(better[:, None], self.z, self._best[self.rows])
-        self._best[self.rows] = kept
-        self._steps[self.rows] = torch.where(
-            self.finished, self._steps[self.rows], step
-        )
+        torch.where(better[:, None], self.z, self._best, out=self._best)
+        self._steps = torch.where(self.finished, self._steps, step)
         self.improved = torch.where(better, step, self.improved)
 
     def move(self, values: Evaluation, lr: float) -> None:
@@ -144,16 +162,16 @@ class State:
 
     def _back(self, moved: Tensor) -> Tensor:
         bad = self._bad
-        best = self._best[self.rows]
+        best = self._best
         # A start that is not finite itself: nearer to zero, where networks are tame.
-        nowhere = torch.isinf(self._best_objective[self.rows])
+        nowhere = torch.isinf(self._best_objective)
         halved = torch.where(nowhere[:, None], best / 2, best)
-        self._best[self.rows] = torch.where(bad[:, None], halved, best)
+        self._best = torch.where(bad[:, None], halved, best)
         self.optimizer.reset(bad)
         self._factor = torch.where(bad, self._factor * _SMALLER, self._factor)
         self._attempts += bad
         hopeless = bad & (self._attempts > _ATTEMPTS)
-        self._diverged[self.rows] |= hopeless
+        self._diverged |= hopeless
         self.finished |= hopeless
         return torch.where(bad[:, None], halved, moved)
 
@@ -165,32 +183,29 @@ class State:
 
     def compact(self) -> None:
         """Finished attacks leave the batch."""
+        self._file()
         keep = (~self.finished).nonzero()[:, 0]
-        for name in (
-            "z",
-            "rows",
-            "target",
-            "finished",
-            "improved",
-            "_first",
-            "_factor",
-            "_attempts",
-            "_bad",
-        ):
+        for name in (*_RESULTS, *_MOVING):
             setattr(self, name, getattr(self, name)[keep])
         self.optimizer.select(keep)
 
     def outcome(self, grid: torch.Size, unfinished: Tensor, history: Tensor) -> Outcome:
         """What is known of all attacks."""
+        self._file()
+        best, distance, _, taken, diverged = (self._of_all[n] for n in _RESULTS)
         logits = None
         if self._soft is not None:
-            logits = self._best[:, self._pixels :].view(*grid, *self._soft)
+            logits = best[:, self._pixels :].view(*grid, *self._soft)
         return Outcome(
-            self._best[:, : self._pixels].reshape(*grid, *self._size),
+            best[:, : self._pixels].reshape(*grid, *self._size),
             logits,
-            self.best_distance.view(grid),
-            self._steps.view(grid),
+            distance.view(grid),
+            taken.view(grid),
             unfinished.view(grid),
-            self._diverged.view(grid),
+            diverged.view(grid),
             history,
         )
+
+    def _file(self) -> None:
+        for name, whole in self._of_all.items():
+            whole[self.rows] = getattr(self, name)

@@ -33,6 +33,7 @@ from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start, stream
 from leakwatch.gradients import GradientMap
 from leakwatch.isolation import isolated_rng
+from leakwatch.substitutes import Substitutes
 
 __all__ = ["GIASAttack"]
 
@@ -165,7 +166,7 @@ class GIASAttack:
             ]
         ).to(device, gradients.dtype)
         problem = MatchingProblem(gradients, shared, self.distance)
-        with problem.opened() as matcher:
+        with problem.opened() as matcher, Substitutes():
             if self.pretrained:
                 found = self._pretrained(matcher, plan, latents, labels, scale)
             else:

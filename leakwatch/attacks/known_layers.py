@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from leakwatch.attacks.convolutions import Convolution, GroupedConvolution
 from leakwatch.attacks.kernels import Affine, Kernel, Linear
+from leakwatch.constant_convolution import ConstantConvolution
 from leakwatch.evaluation import SampleLoss, Weights
 
 __all__ = ["Layer", "Layout", "Made", "NotLayerwiseError", "known_layers", "layouts"]
@@ -32,7 +33,7 @@ class Made:
 
     kernel: Kernel
     forward: Callable[[Tensor], Tensor]
-    weight: Tensor | None = None
+    constant: ConstantConvolution | None = None
     prepare: Callable[[Tensor], Tensor] | None = None  # what comes before the kernel
 
 
@@ -66,8 +67,9 @@ def layouts(loss: SampleLoss) -> tuple[Layout, ...]:
 def _fits_registers(module: nn.Conv2d) -> bool:
     # They hold 8 numbers; with other channel counts, or strides, the library's grouped
     # kernels are several times slower than patches.
+    # With many channels the products of patches outweigh copying them.
     fits = module.in_channels % 8 == module.out_channels % 8 == 0
-    return fits and module.stride == (1, 1)
+    return fits and module.stride == (1, 1) and module.out_channels < 64
 
 
 def known_layers(loss: SampleLoss, at: Weights, layout: Layout) -> list[Layer]:
@@ -152,14 +154,21 @@ def _convolution(
     kernel = (GroupedConvolution if grouped else Convolution)(*has, module)
     if layout == "channels_last":
         weight = weight.contiguous(memory_format=torch.channels_last)
-    stride, padding, dilation = module.stride, module.padding, module.dilation
+    convolution = ConstantConvolution(
+        weight,
+        bias,
+        cast(tuple[int, int], module.stride),
+        cast(tuple[int, int], module.padding),
+        cast(tuple[int, int], module.dilation),
+        module.groups,
+    )
 
     def forward(a: Tensor) -> Tensor:
         if a.ndim != 4:
             raise NotLayerwiseError("a convolution met an input without a batch")
-        return F.conv2d(a, weight, bias, stride, padding, dilation, module.groups)
+        return convolution(a)
 
-    return Made(kernel, forward, weight)
+    return Made(kernel, forward, convolution)
 
 
 def _batch_norm(

@@ -28,6 +28,7 @@ from leakwatch.attacks.known_layers import (
 from leakwatch.attacks.paths import Graph, watched_norms
 from leakwatch.attacks.quiet import is_quiet
 from leakwatch.evaluation import SampleLoss, Weights
+from leakwatch.substitutes import Substitutes, substituting
 
 __all__ = ["LayerwisePath", "Layout", "NotLayerwiseError", "layouts"]
 
@@ -98,6 +99,7 @@ class LayerwisePath:
             with (
                 watched_norms(self._loss if features else None) as seen,
                 self._recording(batch, calls),
+                Substitutes(),
             ):
                 losses = self._losses(batch, y.flatten(0, 1))
                 total = losses.view(attacks, images).sum(1) @ (weight / images)
@@ -106,16 +108,19 @@ class LayerwisePath:
                 break
             # Something wrote into what was recorded: from now on it gets a copy.
             self._written |= written
-        deltas = torch.autograd.grad(
-            total,
-            [call.out for call in calls],
-            create_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        # Also where a checkpointed part of the forward runs again.
+        with Substitutes():
+            deltas = torch.autograd.grad(
+                total,
+                [call.out for call in calls],
+                create_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
         kept = tuple(f.view(attacks, images, *f.shape[1:]) for f in seen)
         return _LayerGraph(self, x, y, batch, calls, deltas, kept)
 
+    @substituting
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Leaves the weights in the network, if its forward changes nothing in it.
 
@@ -265,21 +270,27 @@ class _LayerGraph:
         soft = self._y.requires_grad
         firsts = [call for call in self._calls if call.first is not None]
         inputs = [c.out for c in firsts] + [self._batch] + ([self._y] if soft else [])
-        found = list(
-            torch.autograd.grad(
-                outputs, inputs, cotangents, allow_unused=True, materialize_grads=True
+        with Substitutes():
+            found = list(
+                torch.autograd.grad(
+                    outputs,
+                    inputs,
+                    cotangents,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                if outputs
+                else map(torch.zeros_like, inputs)
             )
-            if outputs
-            else map(torch.zeros_like, inputs)
-        )
         image = found[len(firsts)]
         with torch.no_grad():
             for call, saved, u in zip(self._calls, self._saved, own, strict=True):
-                if call.first is not None and call.layer.made.weight is not None:
+                constant = call.layer.made.constant
+                if call.first is not None and constant is not None:
                     image = image + call.first.pull(
                         saved,
                         u[0] if call.first.has_weight else None,
-                        call.layer.made.weight,
+                        constant.weight,
                         found[firsts.index(call)],
                     )
         return image.reshape(self._x.shape), found[-1] if soft else None

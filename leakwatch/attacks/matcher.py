@@ -19,6 +19,7 @@ from leakwatch.attacks.priors import batch_norm_distance
 from leakwatch.chunking import out_of_memory
 from leakwatch.evaluation import SampleLoss, Weights
 from leakwatch.gradients import GradientMap
+from leakwatch.substitutes import substituting
 
 if TYPE_CHECKING:
     from leakwatch.attacks.matching import MatchingProblem
@@ -160,6 +161,7 @@ class Matcher:
         rows = [path.graph(x[i], y[i], one.expand(len(x[i])), False) for i in pieces]
         return torch.cat([path.restore(row.flat) for row in rows])
 
+    @substituting
     def classes(self, x: Float[Tensor, "*sample"]) -> int:
         """How many logits the network gives for one sample."""
         with torch.no_grad():
@@ -281,6 +283,7 @@ class Matcher:
         name = type(problem.gradients.module).__name__
         _log.debug("attacks on %s take the path %s", name, found.name)
 
+    @substituting
     def _statistics(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Mean and variance that each BatchNorm layer should see, by order of call."""
         with watched_norms(self._loss, modules=True) as seen, torch.no_grad():

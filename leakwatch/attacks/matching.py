@@ -147,7 +147,8 @@ class MatchingProblem:
         """
         device = next(self.gradients.module.parameters()).device
         dtype = self.gradients.dtype
-        with evaluating(self._loss, device.type, dtype) as at, ExitStack() as stack:
+        conditions = evaluating(self._loss, device.type, dtype, substitutes=False)
+        with conditions as at, ExitStack() as stack:
             yield Matcher(self, self._loss, at, device, stack)
 
     def entry_weights(self, at: Weights) -> Tensor | None:

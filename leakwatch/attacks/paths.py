@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leakwatch.evaluation import SampleLoss, Weights
+from leakwatch.substitutes import substituting
 
 __all__ = ["Graph", "LoopPath", "Path", "PlainGraph", "VmapPath", "watched_norms"]
 
@@ -90,6 +91,7 @@ class PlainGraph:
         self.flat = self._flat.detach()
         self.features = features
 
+    @substituting
     def pull(
         self, cotangent: Tensor, extra: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -137,6 +139,7 @@ class VmapPath(_Ordered):
         self._loss = loss
         self._at = at
 
+    @substituting
     def graph(self, x: Tensor, y: Tensor, weight: Tensor, features: bool) -> Graph:
         """See :class:`Path`."""
         x = x.detach().requires_grad_()
@@ -182,6 +185,7 @@ class LoopPath(_Ordered):
         self._loss = loss
         self._at = at
 
+    @substituting
     def graph(self, x: Tensor, y: Tensor, weight: Tensor, features: bool) -> Graph:
         """See :class:`Path`; for exactly one attack."""
         x = x.detach().requires_grad_()

@@ -7,6 +7,8 @@ import pytest
 import torch
 from cases import CLASSES
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from leakwatch.attacks.choice import known
 from leakwatch.attacks.known_layers import Layout, NotLayerwiseError
@@ -52,7 +54,7 @@ def compare(module: nn.Module, shape: tuple[int, ...], *, images: int = 2) -> No
     y = torch.arange(3 * images).view(3, images) % CLASSES
     weight = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
     loss = SampleLoss(module, classification_criterion)
-    with evaluating(loss, "cpu", torch.float64) as at:
+    with evaluating(loss, "cpu", torch.float64, substitutes=False) as at:
         loop = LoopPath(loss, at)
         each = [
             loop.graph(x[i : i + 1], y[i : i + 1], weight[i : i + 1], False)
@@ -140,6 +142,30 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         lambda m, x: m.b(m.c(m.a(x)).flatten(1).sin()),
         a=nn.Conv2d(2, 2, 3, padding=1),
         c=nn.BatchNorm2d(2),
+        b=nn.Linear(72, 3),
+    ),
+    "many channels": lambda: nn.Sequential(
+        nn.Conv2d(2, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.AvgPool2d(3),
+        nn.Flatten(),
+        nn.Linear(256, 3),
+    ),
+    # Torch has no second derivative of it.
+    "hardsigmoid": lambda: Functional(
+        lambda m, x: m.b(m.a(F.hardsigmoid(m.c(x))).flatten(1)),
+        c=nn.Conv2d(2, 2, 3, padding=1),
+        a=nn.Conv2d(2, 2, 3, padding=1),
+        b=nn.Linear(72, 3),
+    ),
+    "hardsigmoid in a checkpointed part": lambda: Functional(
+        lambda m, x: m.b(
+            checkpoint(
+                lambda t: F.hardsigmoid(t) * t, m.c(x), use_reentrant=False
+            ).flatten(1)
+        ),
+        c=nn.Conv2d(2, 2, 3, padding=1),
         b=nn.Linear(72, 3),
     ),
 }
