@@ -101,3 +101,19 @@ def test_mistakes(
     other = write(tmp_path / "wrong.yaml", toy(tmp_path, [wrong]))
     assert main(["attack", "--config", other]) != 0
     assert "inverting-gradients" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_somebody_who_waits_sees_how_far_it_is(
+    run: tuple[Path, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+) -> None:
+    _, config = run
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    assert main(["attack", "--config", config, "--output", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().err
+    for start in ("lavp-l2, random", "gauss-newton, near"):
+        assert (f"{start} start: step " in shown) == terminal

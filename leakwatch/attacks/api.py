@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from leakwatch.attacks import presets
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.progress import ProgressLine
 from leakwatch.attacks.protocol import Attack, Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.sharing import Perturbation, SharedGradient
@@ -166,7 +166,7 @@ def attack(
     _check_range(pixels.to_pixels(x), pixels)
     if restarts is None:
         restarts = chosen.restarts if chosen else 1
-    line = _Line() if progress is True else None
+    line = ProgressLine() if progress is True else None
     try:
         return engine.run(
             gradients,
@@ -238,21 +238,3 @@ def _pixels(
     if mean is None and std is None and high is None:
         return PixelScale.unknown()
     return PixelScale(mean, std, 0.0, 1.0 if high is None else high)
-
-
-class _Line:
-    """Progress as one line on stderr that is written over."""
-
-    def __init__(self) -> None:
-        self._written = False
-
-    def __call__(self, done: int, total: int, best: float) -> None:
-        known = f"{best:.3g}" if math.isfinite(best) else "none yet"
-        text = f"attack: step {done}/{total}, best distance {known} (median)"
-        print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
-        self._written = True
-
-    def end(self) -> None:
-        """Leaves the line."""
-        if self._written:
-            print(file=sys.stderr)

@@ -21,6 +21,7 @@ from leakwatch.attacks import (
 )
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.gauss_newton import GaussNewton
+from leakwatch.attacks.progress import ProgressLine
 from leakwatch.attacks.starts import StartKind, stream
 from leakwatch.callbacks.observing import observing
 from leakwatch.callbacks.pictures import to_pictures
@@ -66,6 +67,7 @@ class Audit:
         metrics: of the quality.
         time_limit: seconds for each kind of attack; ``None`` for no limit.
         seed: of noise and starts.
+        progress: whether to show on stderr how far an attack has come.
     """
 
     attacks: dict[Kind, Attack]
@@ -78,6 +80,7 @@ class Audit:
     metrics: tuple[str, ...]
     time_limit: float | None
     seed: int
+    progress: bool = False
 
 
 def quantities(audit: Audit) -> dict[str, dict[str, str]]:
@@ -403,15 +406,22 @@ def run_attack(
         pixels: of the images.
     """
     near = kind == "near"
-    return audit.attacks[kind].run(
-        gradients,
-        shared,
-        pixels=pixels,
-        start=Start.near(x, audit.radius) if near else Start(audit.start),
-        seed=audit.seed,
-        restarts=1 if near else audit.restarts,
-        time_limit=audit.time_limit,
-    )
+    attack = audit.attacks[kind]
+    line = ProgressLine(f"{attack.name}, {kind} start") if audit.progress else None
+    try:
+        return attack.run(
+            gradients,
+            shared,
+            pixels=pixels,
+            start=Start.near(x, audit.radius) if near else Start(audit.start),
+            seed=audit.seed,
+            restarts=1 if near else audit.restarts,
+            time_limit=audit.time_limit,
+            progress=line,
+        )
+    finally:
+        if line is not None:
+            line.end()
 
 
 def _psnr_of_starts(

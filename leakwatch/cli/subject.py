@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal, cast, final
 
@@ -88,6 +89,13 @@ class AttackCLI(SubjectCLI):
     """The same for what is to be attacked."""
 
     kind = InversionAudit
+
+    def subject(self) -> Subject:
+        """Return what the config describes; somebody at a terminal sees progress."""
+        found = super().subject()
+        audit = cast(InversionAudit, found.monitor)
+        audit.audit = replace(audit.audit, progress=sys.stderr.isatty())
+        return found
 
 
 def draw(
