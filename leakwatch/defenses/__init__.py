@@ -1,0 +1,100 @@
+"""Defenses: what a client changes about a gradient before it shares it.
+
+A :class:`Defense` turns gradients, and the samples that made them, into messages.
+`GaussianNoise`, `GradientPruning` and `DPSGD` look at gradients only; `EigenNoise` at
+the Jacobian of each sample; `MixUp` at the samples. What they give, `Shared`, says how
+large the random part is and what an attacker who knows the defense has:
+:func:`observed` is what that attacker matches, :func:`predicted_errors` what both
+attackers are expected to reach, :func:`energy_share` how much of a budget lands where
+they look.
+"""
+
+from __future__ import annotations
+
+from leakwatch.defenses.adaptive import Observation, averaged, observed
+from leakwatch.defenses.allocations import (
+    Allocation,
+    InputSpace,
+    Proportional,
+    Single,
+    Smallest,
+    Waterfill,
+)
+from leakwatch.defenses.basis import Basis
+from leakwatch.defenses.budget import Budget, expected_norm
+from leakwatch.defenses.covariance import Coefficients, Covariance
+from leakwatch.defenses.dpsgd import DPSGD
+from leakwatch.defenses.eigen import EigenNoise
+from leakwatch.defenses.energy import energy_in_range, energy_share
+from leakwatch.defenses.gaussian import GaussianNoise
+from leakwatch.defenses.in_range import InRange
+from leakwatch.defenses.isotropic import Diagonal, Isotropic
+from leakwatch.defenses.maps import (
+    Chain,
+    Deflation,
+    LinearMap,
+    Scaling,
+    Selection,
+    mapped,
+)
+from leakwatch.defenses.mixing import Mixing
+from leakwatch.defenses.mixup import MixUp
+from leakwatch.defenses.prediction import PredictedErrors, predicted_errors
+from leakwatch.defenses.protocol import (
+    Defense,
+    Knowledge,
+    Needs,
+    Reduction,
+    Shared,
+    perturbation,
+)
+from leakwatch.defenses.pruning import GradientPruning
+from leakwatch.defenses.row_norms import RowNorms, row_norms
+from leakwatch.defenses.samples import Samples
+from leakwatch.defenses.shipped import ShippedDefense
+
+__all__ = [
+    "DPSGD",
+    "Allocation",
+    "Basis",
+    "Budget",
+    "Chain",
+    "Coefficients",
+    "Covariance",
+    "Defense",
+    "Deflation",
+    "Diagonal",
+    "EigenNoise",
+    "GaussianNoise",
+    "GradientPruning",
+    "InRange",
+    "InputSpace",
+    "Isotropic",
+    "Knowledge",
+    "LinearMap",
+    "MixUp",
+    "Mixing",
+    "Needs",
+    "Observation",
+    "PredictedErrors",
+    "Proportional",
+    "Reduction",
+    "RowNorms",
+    "Samples",
+    "Scaling",
+    "Selection",
+    "Shared",
+    "ShippedDefense",
+    "Single",
+    "Smallest",
+    "Waterfill",
+    "averaged",
+    "energy_in_range",
+    "energy_share",
+    "expected_norm",
+    "mapped",
+    "observed",
+    "perturbation",
+    "predicted_errors",
+    "row_norms",
+]

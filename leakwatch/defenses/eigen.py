@@ -1,0 +1,167 @@
+"""Noise where it moves a reconstruction most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from leakwatch.defenses.allocations import (
+    Allocation,
+    InputSpace,
+    Proportional,
+    Single,
+    Smallest,
+    Waterfill,
+)
+from leakwatch.defenses.budget import Budget
+from leakwatch.defenses.covariance import Coefficients, standard
+from leakwatch.defenses.protocol import (
+    Knowledge,
+    Needs,
+    Reduction,
+    Shared,
+    averaging,
+    combined,
+    needed,
+    summed,
+)
+from leakwatch.defenses.row_norms import RowNorms
+from leakwatch.defenses.samples import Samples
+
+__all__ = ["EigenNoise"]
+
+Shipped: TypeAlias = (
+    Smallest | Single | Proportional | Waterfill | RowNorms | InputSpace
+)
+"""Allocations that come with the package; named one by one for YAML."""
+
+_ALLOCATIONS: dict[str, Allocation] = {
+    chosen.name: chosen
+    for chosen in (
+        Smallest(),
+        Single(),
+        Proportional(),
+        Waterfill(),
+        RowNorms(),
+        InputSpace(),
+    )
+}
+
+
+@final
+@dataclass(frozen=True)
+class EigenNoise:
+    """Adds noise that is shaped by the Jacobian of each sample.
+
+    Along the parameter-space singular vectors v_i = J u_i/σ_i a noise of size ‖δ‖ moves
+    a recovery by ‖δ‖/σ_i, so the direction decides how much protection it buys (Zhang
+    et al., "Inversion Influence Functions", NeurIPS 2023, Section 5.1 and Figure 5).
+    All of it lands in the range of J, where isotropic noise spends d_x/d_θ.
+
+    Its directions depend on the private sample. That the noise covers what it does is
+    itself information, which no score here counts.
+
+    Args:
+        budget: E‖δ‖² of a message. ``waterfill`` may spend less, and says so.
+        allocation: ``"smallest"``, ``"single"``, ``"proportional"``, ``"waterfill"``,
+            ``"diagonal"`` or ``"input_space"`` with their defaults; or an object, such
+            as ``Smallest(k=20)``, ``Single(0)``, ``Waterfill(box=0.5)``,
+            ``RowNorms(probes=64)``, or one of your own, see
+            :class:`leakwatch.defenses.Allocation`.
+        coefficients: ``"gaussian"``, or ``"sign"`` for ±√D_i along each direction:
+            then ‖δ‖ is the budget in every draw, which is for measurements, see
+            :data:`leakwatch.defenses.Coefficients`.
+
+    Raises:
+        ValueError: for an unknown allocation or coefficients.
+
+    Example:
+        >>> import torch
+        >>> from leakwatch import GradientMap
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Sigmoid(),
+        ...                           torch.nn.Linear(6, 3))
+        >>> at = GradientMap(net, dtype=torch.float64)
+        >>> samples = Samples(at, torch.rand(2, 4), torch.tensor([0, 2]))
+        >>> noise = EigenNoise(Budget(0.1, "norm"), "single", coefficients="sign")
+        >>> made = noise.protect(
+        ...     samples.gradient, generator=torch.Generator(), samples=samples)
+        >>> made.delta.norm(dim=1).round(decimals=9).tolist()
+        [0.1, 0.1]
+    """
+
+    budget: Budget
+    allocation: str | Shipped | Allocation = "waterfill"
+    coefficients: Coefficients = "gaussian"
+    needs: ClassVar[Needs] = "jacobian"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allocation, str) and self.allocation not in _ALLOCATIONS:
+            raise ValueError(
+                f"unknown allocation {self.allocation!r}; choose from "
+                f"{', '.join(_ALLOCATIONS)}, or give an object such as Smallest(k=20)."
+            )
+        standard(1, 1, torch.Generator(), self.coefficients)
+
+    @property
+    def name(self) -> str:
+        """``eigen-`` and the allocation."""
+        return f"eigen-{self._chosen.name}"
+
+    def protect(
+        self,
+        gradient: Float[Tensor, "n d_theta"],
+        *,
+        generator: torch.Generator,
+        samples: Samples | None = None,
+    ) -> Shared:
+        """Noise on each sample's gradient. See :class:`Defense`."""
+        samples = needed(samples, gradient, self.name)
+        norm = gradient.double().norm(dim=1)
+        total = self.budget.variance(norm, gradient.shape[1])
+        return self._noisy(gradient, total, generator, samples)
+
+    def protect_batch(
+        self,
+        gradient: Float[Tensor, "n d_theta"],
+        *,
+        generator: torch.Generator,
+        samples: Samples | None = None,
+        reduction: Reduction = "mean",
+    ) -> Shared:
+        """Noise for each sample along its own directions, with equal shares.
+
+        Independent, so that E‖δ‖² of the message is the budget. The covariance of the
+        message has no closed form here.
+        """
+        samples = needed(samples, gradient, self.name)
+        n, size = gradient.shape
+        message = combined(gradient, reduction).double().norm(dim=1)
+        each = self.budget.variance(message, size) / n / averaging(n, reduction) ** 2
+        noisy = self._noisy(gradient, each.expand(n), generator, samples)
+        return summed(noisy, reduction)
+
+    @property
+    def _chosen(self) -> Allocation:
+        if isinstance(self.allocation, str):
+            return _ALLOCATIONS[self.allocation]
+        return self.allocation
+
+    def _noisy(
+        self,
+        gradient: Tensor,
+        total: Tensor,
+        generator: torch.Generator,
+        samples: Samples,
+    ) -> Shared:
+        covariance = self._chosen.covariance(samples, total.to(samples.jacobian.device))
+        delta = covariance.draw(generator, self.coefficients).to(gradient.device)
+        return Shared(
+            (gradient.double() + delta).to(gradient.dtype),
+            gradient,
+            covariance.total,
+            Knowledge(covariance),
+        )

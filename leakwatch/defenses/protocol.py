@@ -1,0 +1,271 @@
+"""What a defense is, and what it gives: the message, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, TypeAlias, final, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from leakwatch.defenses.budget import Budget
+from leakwatch.defenses.checks import check_gradient
+from leakwatch.defenses.covariance import Covariance
+from leakwatch.defenses.mixing import Mixing
+from leakwatch.defenses.samples import Samples
+
+__all__ = [
+    "Defense",
+    "Knowledge",
+    "Needs",
+    "Reduction",
+    "Shared",
+    "averaging",
+    "combined",
+    "perturbation",
+]
+
+Reduction: TypeAlias = Literal["mean", "sum"]
+"""How the loss of a batch combines the losses of its samples."""
+
+Needs: TypeAlias = Literal["gradient", "sample gradients", "samples", "jacobian"]
+"""What a defense must be given: any gradient, a batch's too; the gradient of each
+sample; the samples as well; or the samples, whose J it forms."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What an attacker who knows the defense knows of each message.
+
+    The worst case: the attacker has what depends on the private sample too, the
+    directions of :class:`EigenNoise` and the rows of J of its ``diagonal`` allocation,
+    which today's attackers would have to guess from their own estimate of the image.
+
+    Attributes:
+        covariance: of the noise; ``None`` where there is none, or where it is not
+            known in closed form.
+        kept: entries that were not set to zero, ``(n, d_θ)``; ``None`` for all.
+        clip: the norm that messages were shortened to, before the noise, where they
+            were longer; ``None`` if they weren't.
+        mixing: partners and coefficients of mixed samples.
+        closed_form: whether ``covariance`` is all of the noise there is.
+    """
+
+    covariance: Covariance | None = None
+    kept: Bool[Tensor, "n d_theta"] | None = None
+    clip: float | None = None
+    mixing: Mixing | None = None
+    closed_form: bool = True
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What leaves the client.
+
+    Attributes:
+        gradient: the messages, ``(n, d_θ)``, in the dtype of what went in.
+        clean: what went in, the same shape.
+        variance: E‖noise‖² of each message, ``(n,)``, float64: of the random part
+            only, in the mean over its draws; 0 for a defense that draws nothing.
+        knowledge: what an adaptive attacker knows.
+        bias: E message − g, what is not random, the shape of the messages; ``None``
+            for nothing.
+    """
+
+    gradient: Float[Tensor, "n d_theta"]
+    clean: Float[Tensor, "n d_theta"]
+    variance: Float[Tensor, " n"]
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    bias: Float[Tensor, "n d_theta"] | None = None
+
+    @property
+    def delta(self) -> Float[Tensor, "n d_theta"]:
+        """δ, what was added; goes into I²F: ``leakwatch.score(..., delta=δ)``.
+
+        A difference of what was rounded to the dtype of the message.
+        """
+        return self.gradient - self.clean
+
+
+class Defense(Protocol):
+    """Turns gradients, and the samples that made them, into what is shared.
+
+    Randomness comes from the generator that is given, on any device, and from nowhere
+    else; the same state gives the same messages.
+    """
+
+    @property
+    def name(self) -> str:
+        """Recorded with results."""
+
+    @property
+    def needs(self) -> Needs:
+        """What must be given to :meth:`protect`."""
+
+    @property
+    def budget(self) -> Budget | None:
+        """√E‖δ‖² that was asked for; ``None`` where it follows from the gradient."""
+
+    def protect(
+        self,
+        gradient: Float[Tensor, "n d_theta"],
+        *,
+        generator: torch.Generator,
+        samples: Samples | None = None,
+    ) -> Shared:
+        """Each row is a message of its own.
+
+        Args:
+            gradient: clean gradients, one of each sample unless ``needs`` is
+                ``"gradient"``.
+            generator: random stream.
+            samples: what made them; see ``needs``.
+
+        Raises:
+            ValueError: for gradients that are not finite, or samples that are missing
+                or of another number.
+        """
+
+    def protect_batch(
+        self,
+        gradient: Float[Tensor, "n d_theta"],
+        *,
+        generator: torch.Generator,
+        samples: Samples | None = None,
+        reduction: Reduction = "mean",
+    ) -> Shared:
+        """One message for all rows, combined as the loss combines samples.
+
+        The budget is that of the message. Args and errors as for :meth:`protect`.
+
+        Args:
+            gradient: of each sample, not divided by the size of the batch.
+            generator: random stream.
+            samples: what made them.
+            reduction: whether the message is their mean or their sum.
+        """
+
+
+def combined(
+    gradient: Float[Tensor, "n d_theta"], reduction: Reduction
+) -> Float[Tensor, "one d_theta"]:
+    """The mean or the sum of the rows, as one row.
+
+    Raises:
+        ValueError: for an unknown reduction.
+    """
+    weight = averaging(len(gradient), reduction)
+    return weight * gradient.sum(0, keepdim=True)
+
+
+def averaging(n: int, reduction: Reduction) -> float:
+    """The factor on each sample's gradient: 1/n for the mean, 1 for the sum.
+
+    Raises:
+        ValueError: for an unknown reduction.
+    """
+    if reduction not in get_args(Reduction):
+        raise ValueError(
+            f"reduction must be 'mean' or 'sum', as in the loss, got {reduction!r}."
+        )
+    return 1 / n if reduction == "mean" else 1.0
+
+
+def summed(shared: Shared, reduction: Reduction) -> Shared:
+    """The messages of samples, which were protected one by one, as one message.
+
+    Args:
+        shared: independent messages.
+        reduction: how they are combined.
+    """
+    weight = averaging(len(shared.gradient), reduction)
+    known = shared.knowledge
+    covariance = None if known.covariance is None else known.covariance.summed(weight)
+    lost = known.covariance is not None and covariance is None
+    return Shared(
+        combined(shared.gradient, reduction),
+        combined(shared.clean, reduction),
+        weight**2 * shared.variance.sum(0, keepdim=True),
+        replace(
+            known,
+            covariance=covariance,
+            closed_form=known.closed_form and not lost,
+        ),
+        None if shared.bias is None else combined(shared.bias, reduction),
+    )
+
+
+def needed(
+    samples: Samples | None, gradient: Float[Tensor, "n d_theta"], name: str
+) -> Samples:
+    """The samples of these gradients.
+
+    Raises:
+        ValueError: if they are missing, or of another number.
+    """
+    if samples is None:
+        raise ValueError(
+            f"{name} looks at the samples behind the gradients; pass "
+            f"samples=Samples(GradientMap(module), x, y)."
+        )
+    check_gradient(gradient, len(samples))
+    return samples
+
+
+def perturbation(
+    defense: Defense,
+    generator: torch.Generator,
+    samples: Samples | None = None,
+) -> Callable[[Float[Tensor, "targets d_theta"]], Float[Tensor, "targets d_theta"]]:
+    """A defense as the ``perturb=`` of an attack.
+
+    Args:
+        defense: the defense.
+        generator: its random stream; goes on from call to call.
+        samples: those that are attacked, in their order. With several in each target,
+            every target is one batch with the mean loss.
+
+    Returns:
+        Gradients of targets to what is shared.
+
+    Raises:
+        ValueError: when called, if the targets can't be told from the samples.
+
+    Example:
+        >>> import torch
+        >>> from leakwatch import attack
+        >>> from leakwatch.defenses import Budget, GaussianNoise
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> noise = GaussianNoise(Budget(1e-2, "relative"))
+        >>> x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 2])
+        >>> found = attack(net, x, y, "lavp-l2", steps=2,
+        ...                perturb=perturbation(noise, torch.Generator()))
+        >>> found.images.shape
+        torch.Size([2, 1, 2, 2])
+    """
+
+    def perturb(gradient: Tensor) -> Tensor:
+        n = len(gradient)
+        if samples is None or len(samples) == n:
+            shared = defense.protect(gradient, generator=generator, samples=samples)
+            return shared.gradient
+        if len(samples) % n:
+            raise ValueError(
+                f"{len(samples)} samples can't be divided among {n} targets; pass the "
+                f"samples that are attacked."
+            )
+        images = len(samples) // n
+        parts = [
+            samples.select(slice(i, i + images)) for i in range(0, n * images, images)
+        ]
+        batches = [
+            defense.protect_batch(p.gradient, generator=generator, samples=p)
+            for p in parts
+        ]
+        return torch.cat([batch.gradient for batch in batches])
+
+    return perturb

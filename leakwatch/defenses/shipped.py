@@ -1,0 +1,17 @@
+"""The defenses that come with the package, as one type."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from leakwatch.defenses.dpsgd import DPSGD
+from leakwatch.defenses.eigen import EigenNoise
+from leakwatch.defenses.gaussian import GaussianNoise
+from leakwatch.defenses.mixup import MixUp
+from leakwatch.defenses.pruning import GradientPruning
+
+__all__ = ["ShippedDefense"]
+
+ShippedDefense: TypeAlias = GaussianNoise | GradientPruning | EigenNoise | DPSGD | MixUp
+"""For arguments that come from YAML, which needs classes: a protocol with attributes
+can't be told from a class path. Code takes any :class:`Defense`."""
