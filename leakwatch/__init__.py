@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from leakwatch.losses import cross_entropy
     from leakwatch.probes import ProbeSet
     from leakwatch.scores import ScoreResult, Status, score
+    from leakwatch.studies import compare_initializations, recommend_noise, unfairness
 
 __version__ = "0.1.0"
 
@@ -32,9 +33,12 @@ __all__ = [
     "UnsupportedModuleError",
     "__version__",
     "attack",
+    "compare_initializations",
     "cross_entropy",
     "layer_attribution",
+    "recommend_noise",
     "score",
+    "unfairness",
 ]
 
 # Imported at first use: `leakwatch --help` should not wait for PyTorch.
@@ -48,9 +52,12 @@ _HOME = {
     "Status": "leakwatch.scores",
     "UnsupportedModuleError": "leakwatch.gradients",
     "attack": "leakwatch.attacks",
+    "compare_initializations": "leakwatch.studies",
     "cross_entropy": "leakwatch.losses",
     "layer_attribution": "leakwatch.attribution",
+    "recommend_noise": "leakwatch.studies",
     "score": "leakwatch.scores",
+    "unfairness": "leakwatch.studies",
 }
 
 

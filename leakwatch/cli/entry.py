@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "fit": "train a model and watch what its gradients give away",
     "audit": "score a finished checkpoint once",
     "attack": "invert gradients under a checkpoint, and compare with its scores",
+    "compare-inits": "compare initialisations by what they give away",
     "report": "rebuild report.html from a recorded run",
 }
 
@@ -41,6 +42,7 @@ examples:
   leakwatch fit --config configs/quickstart.yaml
   leakwatch audit --config RUN/config.yaml --ckpt last.ckpt
   leakwatch attack --config RUN/config.yaml --ckpt last.ckpt
+  leakwatch compare-inits --config configs/compare_inits.yaml
   leakwatch report runs/quickstart/version_0
 
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not
@@ -84,7 +86,8 @@ def _run(command: str, arguments: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        status: int = importlib.import_module(f"leakwatch.cli.{command}").run(arguments)
+        module = importlib.import_module(f"leakwatch.cli.{command.replace('-', '_')}")
+        status: int = module.run(arguments)
         return status
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -97,7 +100,10 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<11} {what}" for name, what in _COMMANDS.items())
+    width = max(map(len, _COMMANDS))
+    commands = "\n".join(
+        f"  {name:<{width}} {what}" for name, what in _COMMANDS.items()
+    )
     return _USAGE.format(commands=commands)
 
 

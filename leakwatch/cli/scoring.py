@@ -68,7 +68,7 @@ def audit(
         probes, note = draw(subject, checkpoint, options.split, options.probes)
         for sentence in filter(None, (subject.note, note)):
             print(sentence)
-        subject.module.to(_device(options.device, subject.accelerator))
+        subject.module.to(choose_device(options.device, subject.accelerator))
         settings = _settings(subject, probes)
         moment = (0, 0) if checkpoint is None else (checkpoint.epoch, checkpoint.step)
         subject.monitor.examine(
@@ -92,7 +92,7 @@ def audit(
     }
     stem = name if checkpoint is None else checkpoint.path.stem
     ledger = RiskLedger(
-        _free(options.output, checkpoint, command),
+        free_directory(options.output, checkpoint, command),
         run=f"{stem}, {options.split} samples",
     )
     _record(ledger, metadata, probes, share, subject, moment)
@@ -165,8 +165,16 @@ def _record(
     )
 
 
-def _free(asked: str | None, checkpoint: Checkpoint | None, command: str) -> Path:
-    """A directory that holds nothing yet: an audit never overwrites another."""
+def free_directory(
+    asked: str | None, checkpoint: Checkpoint | None, command: str
+) -> Path:
+    """Return a directory that holds nothing yet: nothing overwrites another's results.
+
+    Args:
+        asked: What the user wants; None: named after the command.
+        checkpoint: Beside which it is then; None: in the current directory.
+        command: Which.
+    """
     above = Path() if checkpoint is None else checkpoint.path.parent
     beside = above / f"leakwatch-{command}"
     path = beside if asked is None else Path(asked).expanduser()
@@ -177,7 +185,16 @@ def _free(asked: str | None, checkpoint: Checkpoint | None, command: str) -> Pat
     return free
 
 
-def _device(asked: str | None, accelerator: str) -> torch.device:
+def choose_device(asked: str | None, accelerator: str) -> torch.device:
+    """Return the device that was asked for, or that the config would train on.
+
+    Args:
+        asked: Such as "cpu" or "cuda:1".
+        accelerator: The trainer's, if nothing was asked for.
+
+    Raises:
+        ValueError: There is no such device here.
+    """
     if asked is None:
         fast = accelerator != "cpu" and torch.cuda.is_available()
         return torch.device("cuda" if fast else "cpu")

@@ -164,8 +164,11 @@ def quiet() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
+            # SubjectCLI calls jsonargparse by the name that Lightning's CLI does.
             warnings.filterwarnings(
-                "ignore", category=category, module=r"(lightning|jsonargparse|torch)\b"
+                "ignore",
+                category=category,
+                module=r"(lightning|jsonargparse|torch|leakwatch\.cli\.subject)\b",
             )
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         yield

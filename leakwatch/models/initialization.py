@@ -2,7 +2,7 @@
 
 Zhang et al., "Inversion Influence Function" (NeurIPS 2023), find that the way a
 model is initialised changes how much its first gradients give away: uniform worst,
-then normal, then kaiming and xavier.
+then normal, then kaiming and xavier. `leakwatch.compare_initializations` measures it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 Filler = Callable[[Tensor, torch.Generator | None], object]
+#: Changes a module in place, with a generator (None: the global one).
+Initializer = Callable[[nn.Module, torch.Generator | None], object]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMAL_STD = math.sqrt(0.5)
@@ -59,21 +62,54 @@ def _xavier(tensor: Tensor, generator: torch.Generator | None) -> object:
     return nn.init.xavier_uniform_(tensor, gain=1.0, generator=generator)
 
 
-_SCHEMES: dict[str, Scheme | None] = {
+def _orthogonal(tensor: Tensor, generator: torch.Generator | None) -> object:
+    return nn.init.orthogonal_(tensor, gain=1.0, generator=generator)
+
+
+@dataclass(frozen=True)
+class _FanIn:
+    """What `reset_parameters` of PyTorch's layers does, from a given generator.
+
+    U(±1/√fan_in) for weights and biases, which differs from a `Scheme` in that the
+    bias depends on its layer's weight.
+    """
+
+    meaning: str = "U(±1/√fan_in), weights and biases: PyTorch's own, drawn anew"
+
+    def __call__(self, module: nn.Module, generator: torch.Generator | None) -> None:
+        for _, layer in _layers(module, "pytorch"):
+            bound = math.prod(layer.weight.shape[1:]) ** -0.5
+
+            def fill(
+                t: Tensor, g: torch.Generator | None, bound: float = bound
+            ) -> object:
+                return t.uniform_(-bound, bound, generator=g)
+
+            _write(layer.weight, fill, generator)
+            if layer.bias is not None:
+                _write(layer.bias, fill, generator)
+
+
+_SCHEMES: dict[str, Scheme | Initializer | None] = {
     "default": None,
     "uniform": Scheme(_uniform, _uniform, "U(-0.5, 0.5), weights and biases"),
     "normal": Scheme(_normal, _normal, "N(0, variance 0.5), weights and biases"),
     "kaiming": Scheme(_kaiming, _zeros, "He normal, fan-in, gain sqrt(2); biases 0"),
     "xavier": Scheme(_xavier, _zeros, "Glorot uniform, gain 1; biases 0"),
+    "orthogonal": Scheme(
+        _orthogonal, _zeros, "rows or columns orthonormal, gain 1; biases 0"
+    ),
+    "pytorch": _FanIn(),
 }
 
 
-def register_scheme(name: str, scheme: Scheme) -> None:
+def register_scheme(name: str, scheme: Scheme | Initializer) -> None:
     """Make an initialisation available by name.
 
     Args:
         name: What `initialize(module, name)` will ask for.
-        scheme: How it fills weights and biases.
+        scheme: How it fills weights and biases, or a function of module and generator
+            that does it all.
 
     Raises:
         ValueError: The name is taken.
@@ -99,14 +135,21 @@ def check_scheme(name: str) -> None:
     """
     if name not in _SCHEMES:
         known = "; ".join(
-            f"{key} ({scheme.meaning if scheme else 'leaves the layers as built'})"
-            for key, scheme in sorted(_SCHEMES.items())
+            f"{key} ({_meaning(scheme)})" for key, scheme in sorted(_SCHEMES.items())
         )
         raise ValueError(f"Unknown initialization {name!r}; known: {known}.")
 
 
+def _meaning(scheme: Scheme | Initializer | None) -> str:
+    if scheme is None:
+        return "leaves the layers as built"
+    return str(getattr(scheme, "meaning", "a function of your own"))
+
+
 @torch.no_grad()
-def initialize(module: nn.Module, scheme: str, seed: int | None = None) -> nn.Module:
+def initialize(
+    module: nn.Module, scheme: str | Initializer, seed: int | None = None
+) -> nn.Module:
     """Initialise every linear and convolutional layer of a module in place.
 
     | scheme | weights | biases |
@@ -115,6 +158,8 @@ def initialize(module: nn.Module, scheme: str, seed: int | None = None) -> nn.Mo
     | `normal` | N(0, 0.5): *variance* 0.5, standard deviation √0.5 | the same |
     | `kaiming` | N(0, 2/fan_in): He et al. 2015, Eq. 10; gain √2 | 0 |
     | `xavier` | U(±√(6/(fan_in + fan_out))): Glorot & Bengio 2010, Eq. 16; gain 1 | 0 |
+    | `orthogonal` | orthonormal rows or columns (Saxe et al. 2014); gain 1 | 0 |
+    | `pytorch` | U(±1/√fan_in): what PyTorch's layers draw for themselves | the same |
     | `default` | as the layers were built | the same |
 
     The source is I²F (Zhang et al., NeurIPS 2023), Section 5.3. For `normal` the
@@ -129,7 +174,8 @@ def initialize(module: nn.Module, scheme: str, seed: int | None = None) -> nn.Mo
 
     Args:
         module: Changed in place.
-        scheme: A registered name.
+        scheme: A registered name, or a function ``(module, generator)`` that changes
+            the module in place.
         seed: Draws come from a generator of their own, started here, and the global
             one is not touched. None: the global CPU generator.
 
@@ -137,6 +183,7 @@ def initialize(module: nn.Module, scheme: str, seed: int | None = None) -> nn.Mo
         The module that was given.
 
     Raises:
+        TypeError: ``scheme`` is neither a name nor a function.
         ValueError: Unknown scheme; no layer to initialise; or a layer whose weight
             can't be written (parametrized, or lazy and not yet materialised).
 
@@ -145,10 +192,32 @@ def initialize(module: nn.Module, scheme: str, seed: int | None = None) -> nn.Mo
         >>> bool(layer.weight.abs().max() <= 0.5), round(layer.weight.std().item(), 2)
         (True, 0.29)
     """
-    check_scheme(scheme)
-    fill = _SCHEMES[scheme]
-    if fill is None:
-        return module
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    fill = _resolve(scheme)
+    if isinstance(fill, Scheme):
+        for _, layer in _layers(module, str(scheme)):
+            _write(layer.weight, fill.weight, generator)
+            if layer.bias is not None:
+                _write(layer.bias, fill.bias, generator)
+    elif fill is not None:
+        fill(module, generator)
+    return module
+
+
+def _resolve(scheme: str | Initializer) -> Scheme | Initializer | None:
+    if isinstance(scheme, str):
+        check_scheme(scheme)
+        return _SCHEMES[scheme]
+    if not callable(scheme):
+        raise TypeError(
+            "scheme must be the name of an initialization, such as 'kaiming', or a "
+            f"function (module, generator) -> None, got {scheme!r}."
+        )
+    return scheme
+
+
+def _layers(module: nn.Module, scheme: str) -> list[tuple[str, Any]]:
+    """Linear and convolutional layers, all of which can be written."""
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _LAYERS)]
     if not layers:
         raise ValueError(
@@ -162,12 +231,7 @@ def initialize(module: nn.Module, scheme: str, seed: int | None = None) -> nn.Mo
                 "yet materialised. Initialise before adding a parametrization, and "
                 "after the first forward of a lazy layer."
             )
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    for _, layer in layers:
-        _write(layer.weight, fill.weight, generator)
-        if layer.bias is not None:
-            _write(layer.bias, fill.bias, generator)
-    return module
+    return layers
 
 
 def _write(target: Tensor, fill: Filler, generator: torch.Generator | None) -> None:

@@ -17,7 +17,7 @@ from leakwatch.models import (
 )
 from leakwatch.models import initialization as initialization_module
 
-RANDOM = ("uniform", "normal", "kaiming", "xavier")
+RANDOM = ("uniform", "normal", "kaiming", "xavier", "orthogonal", "pytorch")
 
 
 def layer() -> nn.Conv2d:
@@ -29,7 +29,15 @@ def values(module: nn.Module) -> list[Tensor]:
 
 
 def test_names() -> None:
-    assert registered_schemes() == ("default", "kaiming", "normal", "uniform", "xavier")
+    assert registered_schemes() == (
+        "default",
+        "kaiming",
+        "normal",
+        "orthogonal",
+        "pytorch",
+        "uniform",
+        "xavier",
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_biases_follow_the_weights(scheme: str, variance: float) -> None:
     torch.testing.assert_close(bias.var(), torch.tensor(variance), rtol=0.05, atol=0.0)
 
 
-@pytest.mark.parametrize("scheme", ["kaiming", "xavier"])
+@pytest.mark.parametrize("scheme", ["kaiming", "xavier", "orthogonal"])
 def test_biases_are_zero(scheme: str) -> None:
     assert initialize(layer(), scheme, seed=1).bias.count_nonzero() == 0
 
@@ -117,6 +125,39 @@ def test_default_changes_nothing() -> None:
     assert initialize(net, "default") is net
     assert all(map(torch.equal, before, values(net)))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.Conv2d(3, 5, 4, groups=1), nn.Linear(7, 3), nn.Conv1d(4, 6, 3)]
+)
+def test_pytorch_is_what_the_layers_draw_for_themselves(module: nn.Module) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        module.reset_parameters()  # type: ignore[operator]
+    own = values(module)
+    initialize(module, "uniform", seed=0)
+    initialize(module, "pytorch", seed=11)
+    for ours, theirs in zip(values(module), own, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_orthogonal_rows() -> None:
+    weight = initialize(nn.Conv2d(3, 8, 5), "orthogonal", seed=2).weight.flatten(1)
+    torch.testing.assert_close(weight @ weight.T, torch.eye(8), rtol=0.0, atol=1e-5)
+
+
+def test_a_function_of_ones_own() -> None:
+    def draw(module: nn.Module, generator: torch.Generator | None) -> None:
+        for parameter in module.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator))
+
+    first, second = initialize(LeNet(), draw, seed=3), LeNet()
+    state = torch.get_rng_state()
+    initialize(second, draw, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, values(first), values(second)))
+    with pytest.raises(TypeError, match=r"function \(module, generator\).* got 3"):
+        initialize(LeNet(), 3)  # type: ignore[arg-type]
 
 
 def test_requires_grad_is_kept() -> None:

@@ -1,0 +1,200 @@
+"""Initialisations compared on the model and data of a config."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast, final
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+from torch import nn
+
+from leakwatch.attacks.starts import StartKind
+from leakwatch.cli.scoring import choose_device, free_directory
+from leakwatch.cli.subject import Subject, SubjectCLI, draw
+from leakwatch.cli.training import quiet
+from leakwatch.models.initialization import Initializer
+from leakwatch.scores.planner import Solver
+from leakwatch.studies import compare_initializations
+from leakwatch.studies.comparison import InitializationComparison
+from leakwatch.studies.initializations import SCHEMES
+
+
+@final
+@dataclass(frozen=True)
+class Compare:
+    """What is compared; see `leakwatch.compare_initializations`.
+
+    Args:
+        schemes: Names of initialisations, or dotted paths of functions
+            ``(module, generator) -> None``, such as ``my_module.my_init``.
+        seeds: How many seeds of the weights, or which.
+        samples: How many samples.
+        noise_std: Standard deviation of the noise on each entry of the gradient.
+        attacks: ``dgl`` and ``gs`` as in I²F, or presets; [] for scores only.
+        steps: Of each attack.
+        repeats: How often each sample is attacked.
+        start: Where attacks begin: normal, uniform, zeros or near.
+        radius: Distance of a near start, network-input units.
+        epochs: Training after which all is measured again; 0 for none.
+        epsilon: Damping of I²F.
+        solver: How eigenvalues are found: auto, exact, lanczos or power.
+        dtype: Arithmetic of the scores.
+        split: Where the samples come from.
+    """
+
+    schemes: tuple[str, ...] = SCHEMES
+    seeds: int | list[int] = 3
+    samples: int = 10
+    noise_std: float = 1e-2
+    attacks: tuple[str, ...] = ("dgl", "gs")
+    steps: int = 300
+    repeats: int = 3
+    start: StartKind = "normal"
+    radius: float = 0.1
+    epochs: int = 0
+    epsilon: float = 0.0
+    solver: Solver = "auto"
+    dtype: Literal["float32", "float64"] = "float64"
+    split: Literal["train", "val"] = "train"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.epochs < 0:
+            raise ValueError(
+                "compare.samples must be at least 1 and compare.epochs at least 0, got "
+                f"{self.samples} and {self.epochs}."
+            )
+
+
+@final
+class CompareCLI(SubjectCLI):
+    """Builds model and data of a config, and what is to be compared."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the group ``compare``."""
+        super().add_arguments_to_parser(parser)
+        parser.add_class_arguments(Compare, "compare")
+
+    @property
+    def compare(self) -> Compare:
+        """What is to be compared."""
+        return cast(Compare, self.config_init["compare"])
+
+    @property
+    def trainer_arguments(self) -> dict[str, Any]:
+        """The config's keywords of ``Trainer``, without what a run would record."""
+        return {
+            **self.config_init["trainer"],
+            "max_epochs": self.compare.epochs,
+            "callbacks": [],
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
+
+
+def compare(options: argparse.Namespace, rest: list[str]) -> None:
+    """Compare initialisations, print a table and the ranking, write a report.
+
+    Args:
+        options: ``output`` and ``device``.
+        rest: Options of LightningCLI: config and what overrides it.
+
+    Raises:
+        argparse.ArgumentError: ``rest`` or a config can't be understood.
+        ValueError: The samples can't be probed, or settings don't fit each other.
+    """
+    with quiet():
+        cli = CompareCLI(
+            args=rest,
+            run=False,
+            seed_everything_default=0,
+            save_config_callback=None,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"prog": "leakwatch compare-inits", "exit_on_error": False},
+        )
+        subject = cli.subject()
+        subject.module.configure_model()
+        found = _measure(cli, subject, options.device)
+    print(f"\n{_summary(found)}\n")
+    saved = found.save(free_directory(options.output, None, "compare-inits"))
+    if saved.suffix == ".html":
+        print(f"report: {saved}")
+    else:
+        print(
+            f"recorded in: {saved.parent}; no report: it needs plotly, "
+            'pip install "leakwatch[report]"'
+        )
+
+
+def _measure(
+    cli: CompareCLI, subject: Subject, device: str | None
+) -> InitializationComparison:
+    asked = cli.compare
+    probes, _ = draw(subject, None, asked.split, asked.samples)
+    module = subject.module
+    module.to(choose_device(device, subject.accelerator))
+    return compare_initializations(
+        module,
+        probes.x,
+        probes.y,
+        [_scheme(name) for name in asked.schemes],
+        seeds=asked.seeds,
+        noise_std=asked.noise_std,
+        attacks=asked.attacks,
+        steps=asked.steps,
+        repeats=asked.repeats,
+        start=asked.start,
+        radius=asked.radius,
+        train=_training(cli, subject) if asked.epochs else None,
+        mean=probes.mean,
+        std=probes.std,
+        data_range=probes.data_range,
+        prior_std=probes.prior_std,
+        epsilon=asked.epsilon,
+        solver=asked.solver,
+        dtype={"float32": torch.float32, "float64": torch.float64}[asked.dtype],
+        index=probes.index,
+        class_names=probes.class_names,
+        progress=print,
+    )
+
+
+def _scheme(name: str) -> str | Initializer:
+    """A registered name, or the function that a dotted path names."""
+    module, _, function = name.rpartition(".")
+    if not module:
+        return name
+    try:
+        return cast(Initializer, getattr(importlib.import_module(module), function))
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"compare.schemes: there is no function {name} ({error}); expected the "
+            "name of an initialisation, or module.function."
+        ) from error
+
+
+def _training(cli: CompareCLI, subject: Subject) -> Callable[[nn.Module], object]:
+    data = subject.data if isinstance(subject.data, LightningDataModule) else None
+
+    def train(net: nn.Module) -> None:
+        Trainer(**cli.trainer_arguments).fit(cast(Any, net), datamodule=data)
+
+    return train
+
+
+def _summary(found: InitializationComparison) -> str:
+    parts = []
+    for moment in found.moments:
+        when = "At initialisation" if moment == "initial" else "After training"
+        parts.append(f"{when}, means over seeds and samples:\n\n{found.table(moment)}")
+        parts += [
+            str(found.verdict(name, moment))
+            for name in (*found.attacks, "i2f_bayes_psnr")
+        ]
+    return "\n\n".join(parts)

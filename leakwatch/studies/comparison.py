@@ -1,0 +1,243 @@
+"""What a comparison of initialisations found: values, table, verdicts, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from leakwatch.reporting.atomic import make_private_directory, write_atomically
+from leakwatch.reporting.quantities import HEADLINES, Quantity
+from leakwatch.reporting.words import number
+from leakwatch.studies.points import Moment, Point, cells, logarithmic
+from leakwatch.studies.ranking import Ranked, Verdict, rank
+
+#: What the short table shows, in this order, after the errors of attacks.
+_SHOWN: Final = (
+    "i2f_bayes_psnr",
+    "i2f",
+    "inverse_sum",
+    "lavp_l2_max",
+    "lavp_l2_min",
+    "resolved_rank",
+)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InitializationComparison:
+    """All values of a comparison, and what follows from them.
+
+    Attributes:
+        points: every value with its status.
+        schemes: names of the initialisations.
+        seeds: of the weights.
+        samples: data-set indices.
+        quantities: name → unit, direction, meaning.
+        settings: noise, attacks, and so on.
+        class_names: of the labels, where they are known.
+    """
+
+    points: tuple[Point, ...]
+    schemes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    samples: tuple[int, ...]
+    quantities: Mapping[str, Quantity]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """When was measured: at initialisation, and after training if there was any."""
+        return tuple(dict.fromkeys(p.moment for p in self.points))
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Quantities that attacks achieved."""
+        return tuple(name for name in self.quantities if name.endswith("_mse"))
+
+    def of(self, quantity: str, moment: Moment = "initial") -> tuple[Point, ...]:
+        """The values of one quantity.
+
+        Raises:
+            ValueError: for a quantity or a moment that was not measured.
+        """
+        self._check(quantity, moment)
+        return tuple(
+            p for p in self.points if p.quantity == quantity and p.moment == moment
+        )
+
+    def verdict(
+        self,
+        quantity: str = HEADLINES[0],
+        moment: Moment = "initial",
+        *,
+        level: float = 0.95,
+        resamples: int = 4000,
+    ) -> Verdict:
+        """Ranks the initialisations, most exposed first.
+
+        Means over seeds and samples (geometric, except for decibels, bits and counts),
+        with a bootstrap over both. Two initialisations are told apart when the interval
+        of their difference over the same samples excludes zero.
+
+        Args:
+            quantity: a score, or ``"<attack>_mse"``.
+            moment: ``"initial"`` or ``"trained"``.
+            level: coverage of the intervals, in (0, 1).
+            resamples: of the bootstrap.
+
+        Raises:
+            ValueError: for a quantity or moment that was not measured, or a quantity
+                that does not say which end is exposed.
+        """
+        points = self.of(quantity, moment)
+        known = self.quantities[quantity]
+        log = logarithmic(known)
+        values = cells(points, self.schemes, self.seeds, self.samples, log=log)
+        return rank(
+            values,
+            self.schemes,
+            known,
+            log=log,
+            level=level,
+            resamples=resamples,
+            notes=self._matched(points),
+        )
+
+    def rows(self) -> list[dict[str, object]]:
+        """One mapping for each value; NaN is ``None``."""
+        return [point.row() for point in self.points]
+
+    def summary(self) -> list[dict[str, object]]:
+        """Mean and interval by moment, quantity and scheme, for quantities that rank.
+
+        ``known`` is false, and the mean not to be read, where more than half of the
+        values are missing.
+        """
+        found: list[dict[str, object]] = []
+        for moment in self.moments:
+            for quantity, about in self.quantities.items():
+                if about.sign == 0:
+                    continue
+                verdict = self.verdict(quantity, moment)
+                ranked: list[tuple[Ranked, bool]] = [(r, True) for r in verdict.ranked]
+                ranked += [(r, False) for r in verdict.unknown]
+                found += [
+                    {
+                        "moment": moment,
+                        "quantity": quantity,
+                        "unit": about.unit,
+                        "scheme": r.scheme,
+                        "known": known,
+                        "mean": r.mean if known else None,
+                        "low": r.low if known and r.low == r.low else None,
+                        "high": r.high if known and r.high == r.high else None,
+                        "used": r.used,
+                        "count": r.count,
+                        "order": verdict.order,
+                    }
+                    for r, known in ranked
+                ]
+        return found
+
+    def table(self, moment: Moment = "initial") -> str:
+        """A few lines of text: one for each initialisation, most exposed first."""
+        names = [n for n in (*self.attacks, *_SHOWN) if n in self.quantities]
+        verdicts = {name: self.verdict(name, moment) for name in names}
+        lead = HEADLINES[0] if HEADLINES[0] in verdicts else names[0]
+        order = [r.scheme for r in (*verdicts[lead].ranked, *verdicts[lead].unknown)]
+        found = {
+            (name, r.scheme): number(r.mean)
+            for name, verdict in verdicts.items()
+            for r in verdict.ranked
+        }
+        grid = [["scheme", *names]]
+        grid += [[s, *(found.get((n, s), "not known") for n in names)] for s in order]
+        widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in grid
+        )
+
+    def figure(self, moment: Moment = "initial") -> Any:
+        """I²F's Figure 7 with every sample shown: a plotly figure.
+
+        Raises:
+            ModuleNotFoundError: plotly is not installed.
+        """
+        from leakwatch.studies.comparison_report import comparison_figure
+
+        return comparison_figure(self, moment)
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes values.csv, summary.csv, comparison.json and, with plotly, a report.
+
+        Args:
+            directory: made if it is not there; files of these names are replaced.
+
+        Returns:
+            report.html, or comparison.json where plotly is missing.
+        """
+        from leakwatch.studies.comparison_report import comparison_page
+
+        where = Path(directory)
+        make_private_directory(where)
+        write_atomically(where / "values.csv", _csv(self.rows()))
+        write_atomically(where / "summary.csv", _csv(self.summary()))
+        path = where / "comparison.json"
+        content = {
+            "settings": dict(self.settings),
+            "schemes": self.schemes,
+            "seeds": self.seeds,
+            "samples": self.samples,
+            "summary": self.summary(),
+            "values": self.rows(),
+        }
+        write_atomically(path, json.dumps(content, allow_nan=False).encode())
+        try:
+            page = comparison_page(self)
+        except ModuleNotFoundError:
+            return path
+        write_atomically(where / "report.html", page.encode())
+        return where / "report.html"
+
+    def _check(self, quantity: str, moment: str) -> None:
+        if quantity not in self.quantities:
+            raise ValueError(
+                f"{quantity!r} was not measured; choose from "
+                f"{', '.join(self.quantities)}."
+            )
+        if moment not in self.moments:
+            raise ValueError(
+                f"nothing was measured at the moment {moment!r}, only at "
+                f"{', '.join(self.moments)}; give a function train to measure after "
+                "training."
+            )
+
+    def _matched(self, points: Sequence[Point]) -> list[str]:
+        """What to know about attacks that failed."""
+        tried = [p for p in points if p.matched is not None]
+        failed = sum(not p.matched for p in tried)
+        if not failed:
+            return []
+        return [
+            f"{failed} of {len(tried)} attacks did not match the gradient; that they "
+            "failed does not say that a sample is safe."
+        ]
+
+
+def _csv(rows: Iterable[Mapping[str, object]]) -> bytes:
+    found = list(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue().encode()

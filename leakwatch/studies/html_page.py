@@ -1,0 +1,54 @@
+"""The frame of a study's page, in the style of the reports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from leakwatch.reporting.extras import require
+from leakwatch.reporting.markup import esc
+from leakwatch.reporting.page import SCRIPT, STYLE
+
+# The browser itself then refuses every request, whatever the scripts contain.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:"
+)
+
+
+def html_page(*, title: str, heading: str, about: str, body: str) -> str:
+    """One HTML file with everything in it: it opens without a network.
+
+    Args:
+        title: of the window.
+        heading: the first line.
+        about: the line below it.
+        body: HTML, escaped already.
+
+    Raises:
+        ModuleNotFoundError: plotly is not installed.
+    """
+    library = require("plotly.offline", "The HTML report").get_plotlyjs()
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{esc(title)}</title>
+<link rel="icon" href="data:,">
+<style>{STYLE}</style>
+</head>
+<body>
+<header class="top"><div>
+<div class="brand">leakwatch</div>
+<h1>{esc(heading)}</h1>
+<div class="soft">{esc(about)}</div>
+</div></header>
+<main>
+{body}
+</main>
+<script>{library}</script>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""

@@ -1,0 +1,44 @@
+"""A small network whose Jacobian can be formed densely."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from leakwatch import cross_entropy
+
+PIXELS = 6
+
+
+def network(hidden: int = 9, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(PIXELS, hidden),
+            nn.Sigmoid(),
+            nn.Linear(hidden, 3),
+        )
+
+
+def samples(n: int = 6) -> tuple[Tensor, Tensor]:
+    """Dark and bright pixels: nothing that looks like plain grey."""
+    generator = torch.Generator().manual_seed(1)
+    x = 0.15 * torch.rand(n, 1, 2, 3, generator=generator)
+    bright = torch.rand(n, 1, 2, 3, generator=generator) > 0.5
+    return torch.where(bright, 1 - x, x), torch.arange(n) % 3
+
+
+def eigenvalues(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Eigenvalues of JᵀJ of one sample, descending, dense float64."""
+    net = net.double()
+    parameters = list(net.parameters())
+
+    def gradient(pixels: Tensor) -> Tensor:
+        loss = cross_entropy(net(pixels[None]), y[None]).sum()
+        grads = torch.autograd.grad(loss, parameters, create_graph=True)
+        return torch.cat([g.flatten() for g in grads])
+
+    jacobian = torch.autograd.functional.jacobian(gradient, x.double())
+    matrix = jacobian.reshape(-1, x.numel())
+    return torch.linalg.eigvalsh(matrix.T @ matrix).flip(0)
