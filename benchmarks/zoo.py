@@ -8,8 +8,10 @@ the smallest input at which it classifies, in float64 and eval mode. J·v throug
 plain autograd, parameter by parameter, on two samples with directions of their own; Jᵀu
 through ⟨u, J v⟩ = ⟨Jᵀu, v⟩. Outcomes:
 
-- ``right``: every parameter's part of J·v agrees with a difference that two steps agree
-  on, the gradient agrees to 1e-6, and the adjoint identity holds to 1e-8.
+- ``right``: every parameter's part of J·v agrees with a difference that two steps and
+  both sides agree on, the gradient agrees to 1e-6, and the adjoint identity holds to
+  1e-8. Of a network that computes in float32 inside, all that is said of it without
+  those conversions, and J·v with them is the same to 1e-3.
 - ``refused``: the library raised, with the reason that is shown.
 - ``wrong``: it returned something else than the differences.
 - ``unclear``: no step gives a difference that settles some parameter.
@@ -155,11 +157,39 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+_COLUMNS = {
+    "architecture": ("name", ""),
+    "input": ("size", ""),
+    "parameters, M": ("parameters", ".1f"),
+    "d_θ, M": ("d_theta", ".1f"),
+    "path": ("path", ""),
+    "outcome": ("outcome", ""),
+    "J·v": ("jvp_error", ".0e"),
+    "Jᵀu": ("adjoint_error", ".0e"),
+    "s": ("seconds", ".0f"),
+}
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of ``docs/coverage.md``."""
+
+    def cell(row: dict[str, Any], key: str, form: str) -> str:
+        value = row.get(key)
+        if value is None or value != value:
+            return "–"
+        return format(value / 1e6 if key in ("parameters", "d_theta") else value, form)
+
+    lines = [_COLUMNS, ["---"] * len(_COLUMNS)]
+    lines += [[cell(row, *column) for column in _COLUMNS.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def main() -> None:
     """Runs the architectures whose names match and prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="regular expression on lib/name")
     parser.add_argument("--json", type=Path, help="rows, added to those in the file")
+    parser.add_argument("--markdown", type=Path, help="table of all rows in --json")
     parser.add_argument("--seconds", type=float, default=300, help="CPU time for each")
     parser.add_argument("--gib", type=float, default=12, help="memory limit for each")
     parser.add_argument("--max-params", type=float, default=400e6)
@@ -182,6 +212,10 @@ def main() -> None:
         if args.json:
             known[name] = rows[-1]
             args.json.write_text(json.dumps([*known.values()], indent=1))
+    if args.markdown:
+        order = [name for name in catalogue() if name in known]
+        table = markdown([known[name] for name in order] if args.json else rows)
+        args.markdown.write_text(table + "\n")
     print(summary(rows))
 
 

@@ -3,6 +3,9 @@
 All have ten classes and weights in general position: as initialised, except that what
 starts as zero (last layers, biases, scales of residual branches) is moved, and that
 BatchNorm has seen images, so that no derivative is zero or out of range by accident.
+Of those images there are enough that others come out alike: statistics of a few don't
+hold for the next one, which in a deep network grows from layer to layer until nothing
+but rounding is left of it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,11 @@ _TORCHVISION_ARGS: dict[str, dict[str, Any]] = {
     "inception_v3": {"aux_logits": False, "init_weights": False},
 }
 _TORCHVISION_SIZED = ("vit_", "maxvit")
+
+# Logits of new images may be this many times as large as those of the images that
+# BatchNorm has seen; of these there are at most so many pixels.
+_ALIKE = 10.0
+_MOST_PIXELS = 2**20
 
 # One of the smallest of each family; where a family has none, a narrow one is made.
 _NARROW = {"embed_dim": 192, "depth": 3, "num_heads": 3}
@@ -182,7 +190,7 @@ def build(name: str, smallest: int = SIZES[0]) -> tuple[nn.Module, int]:
         if not isinstance(out, Tensor) or out.shape != (2, CLASSES):
             raise RuntimeError(f"{name} returns no logits of shape (2, {CLASSES})")
         _move(net)
-        _calibrate(net, torch.randn(16, 3, size, size))
+        _calibrate(net, size)
         return net, size
     raise RuntimeError(f"{name} runs at no size; " + "; ".join(said))
 
@@ -235,7 +243,7 @@ def _move(net: nn.Module) -> None:
             nn.init.normal_(p, std=0.02)
 
 
-def _calibrate(net: nn.Module, x: Tensor) -> None:
+def _calibrate(net: nn.Module, size: int) -> None:
     norms = [
         m
         for m in net.modules()
@@ -243,10 +251,27 @@ def _calibrate(net: nn.Module, x: Tensor) -> None:
     ]
     if not norms:
         return
+    x = torch.randn(16, 3, size, size)
+    # A stream of its own: what is drawn later must not depend on what is needed here.
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        seen = _observed(net, norms, x)
+        with torch.no_grad():
+            others = net(torch.randn(16, 3, size, size, generator=generator))
+        if bool(others.norm() <= _ALIKE * seen.norm() * (16 / len(x)) ** 0.5):
+            return
+        if 4 * len(x) * size**2 > _MOST_PIXELS:
+            return
+        x = torch.randn(4 * len(x), 3, size, size, generator=generator)
+
+
+def _observed(net: nn.Module, norms: list[Any], x: Tensor) -> Tensor:
+    """Logits of images whose own statistics BatchNorm uses, and keeps."""
     momenta = [m.momentum for m in norms]
     for m in norms:
         m.train().momentum = 1.0
     with torch.no_grad():
-        net(x)
+        seen: Tensor = net(x)
     for m, momentum in zip(norms, momenta, strict=True):
         m.eval().momentum = momentum
+    return seen

@@ -39,6 +39,7 @@ from leakwatch.evaluation import (
     evaluating,
     watches,
 )
+from leakwatch.rounding import Rounding
 from leakwatch.watching import ForwardWatch, RunningModules, watch_forward
 
 __all__ = ["Examination", "Path", "examine"]
@@ -111,17 +112,20 @@ def examine(
     watch = watch_forward(loss, at, xs, ys)
     loss.tensors.written = (loss.tensors.written or frozenset()) | watch.written
     shaken = _shaken(at)
-    if _is_random(loss, shaken, xs[0], ys[0]):
+    rounding = Rounding(watch.lower)
+    if _is_random(loss, shaken, xs[0], ys[0], rounding):
         raise UnsupportedModuleError(
             f"{name} gives different results for the same input in eval mode; a "
             f"random forward has no gradient to speak of. Switch the randomness off "
             f"when module.training is False."
         )
     notes = (
-        watch.notes + _batch_dependence(loss, shaken, xs, ys) + _gradient_hooks(loss)
+        watch.notes
+        + _batch_dependence(loss, shaken, xs, ys, rounding)
+        + _gradient_hooks(loss)
     )
     with _precisely(loss, at, xs, ys, watch) as (at, xs, ys), loss.holding():
-        products = _products(loss, at, shaken, xs, ys)
+        products = _products(loss, at, shaken, xs, ys, rounding)
         slow, error = _attempt(products.reference)
         push: Product = pushed
         pull: Product = pulled
@@ -149,6 +153,7 @@ def examine(
             ) from error
         if products.conclusive and xs.dtype == torch.float64 and not watch.rounds:
             notes += products.hidden_dependence(chosen, push)
+    notes += rounding.notes(x.dtype)
     return Examination(chosen, push, pull, why, tuple(notes), products.conclusive)
 
 
@@ -164,8 +169,11 @@ class _Failure:
 class _Products:
     """g, J v and Jᵀ u of two samples at one v and u, by every way."""
 
-    def __init__(self, loss: SampleLoss, at: Weights, xs: Tensor, ys: Tensor) -> None:
+    def __init__(
+        self, loss: SampleLoss, at: Weights, xs: Tensor, ys: Tensor, rounding: Rounding
+    ) -> None:
         self.loss, self.at, self.xs, self.ys = loss.sample, at, xs, ys
+        self.rounding = rounding
         self.v, self.u = _normal(xs, xs.shape[1:]), _normal(xs, (at.size,))
         norms = torch.stack([self._norm(x, y) for x, y in zip(xs, ys, strict=True)])
         self.conclusive = bool(((norms > 0) & torch.isfinite(norms)).all())
@@ -216,7 +224,7 @@ class _Products:
             failures.append(_Failure(run, text))
 
         g = image(gradient)
-        if g is not None and slow is not None and not self.agree(g, slow[0]):
+        if g is not None and slow is not None and not self.agree(g, slow[0], self._g):
             differ(gradient)
         if failures:
             return pushed, pulled, failures[0]
@@ -224,7 +232,7 @@ class _Products:
             back = image(pull, self.u)
             if back is None:
                 continue
-            if slow is not None and not self.agree(back, slow[1]):
+            if slow is not None and not self.agree(back, slow[1], self._back):
                 differ(pull, self.u)
                 continue
             for push in (pushed, pushed_by_reverse):
@@ -236,17 +244,29 @@ class _Products:
                 differ(push, self.v)
         return pushed, pulled, failures[0]
 
-    def agree(self, a: Tensor, b: Tensor) -> bool:
+    def agree(
+        self, a: Tensor, b: Tensor, result: Callable[[Weights, Tensor], Tensor]
+    ) -> bool:
         """Equal but for rounding; not a number agrees with everything."""
         size = max(float(a.double().norm()), float(b.double().norm()))
-        return not float((a.double() - b.double()).norm()) > self._allowed(size)
+        return self._same(float((a.double() - b.double()).norm()), size, result)
 
     def adjoint(self, there: Tensor, back: Tensor) -> bool:
         """Whether ⟨u, J v⟩ = ⟨Jᵀ u, v⟩ but for rounding."""
         one = there.double() @ self.u.double()
         other = back.double() @ self.v.double().reshape(-1)
         size = max(float(there.double().norm()), float(back.double().norm()))
-        return not float((one - other).abs()) > self._allowed(size)
+        return self._same(float((one - other).abs()), size, self._back)
+
+    def _same(
+        self, gap: float, size: float, result: Callable[[Weights, Tensor], Tensor]
+    ) -> bool:
+        if not gap > self._allowed(size):
+            return True
+        found, _ = _attempt(
+            lambda: self.rounding.explains(gap, result, self.at, self.xs[0])
+        )
+        return bool(found)
 
     def _allowed(self, size: float) -> float:
         # ‖g‖ is 1, and so is what rounding is measured against.
@@ -255,6 +275,12 @@ class _Products:
 
     def _graph(self) -> Graph:
         return graph(self.loss, self.at, self.xs[0], self.ys[0], self.w[0])
+
+    def _g(self, at: Weights, x: Tensor) -> Tensor:
+        return graph(self.loss, at, x, self.ys[0], self.w[0])[1].detach()
+
+    def _back(self, at: Weights, x: Tensor) -> Tensor:
+        return pulled_back(graph(self.loss, at, x, self.ys[0], self.w[0]), self.u)
 
     def hidden_dependence(
         self, path: Literal["vmap", "loop"], push: Product
@@ -270,6 +296,7 @@ class _Products:
             return gradient(f, at, at_x, y, w)
 
         w = self.w[0]
+        settled, last = False, torch.full_like(self.u, torch.nan)
         if path == "loop":
             exact = pushed_forward(graph(f, at, x, y, w), v[None])[0]
         else:
@@ -279,8 +306,17 @@ class _Products:
             size = torch.maximum(change.norm(), exact.norm())
             if bool((change - exact).norm() <= _HIDDEN * size + 1e-13 / step):
                 return []
+            size = torch.maximum(change.norm(), last.norm())
+            settled |= bool((change - last).norm() <= _HIDDEN * size + 1e-13 / step)
+            last = change
         if not bool(torch.isfinite(exact).all()):
             return []
+        if not settled:
+            return [
+                "no finite difference of its gradient settles (every step gives "
+                "another slope), so whether part of its forward is constant to "
+                "autograd could not be found out"
+            ]
         return [
             "the gradient changes with the input in ways that its derivatives do not "
             "show: part of the forward is constant to autograd (detach, no_grad, "
@@ -301,7 +337,12 @@ class _Products:
 
 
 def _products(
-    loss: SampleLoss, at: Weights, shaken: Weights, xs: Tensor, ys: Tensor
+    loss: SampleLoss,
+    at: Weights,
+    shaken: Weights,
+    xs: Tensor,
+    ys: Tensor,
+    rounding: Rounding,
 ) -> _Products:
     """At weights and inputs in general position, if these give a gradient.
 
@@ -310,8 +351,8 @@ def _products(
     """
     moved = xs + 0.01 * _scale(xs) * _normal(xs, xs.shape, seed=1)
     shared = {name: t.to(xs) for name, t in shaken.shared.items()}
-    products = _Products(loss, Weights(shared, at.fixed), moved, ys)
-    return products if products.conclusive else _Products(loss, at, xs, ys)
+    products = _Products(loss, Weights(shared, at.fixed), moved, ys, rounding)
+    return products if products.conclusive else _Products(loss, at, xs, ys, rounding)
 
 
 def _shaken(at: Weights) -> Weights:
@@ -329,24 +370,26 @@ def _scale(x: Tensor) -> float:
 
 
 def _batch_dependence(
-    loss: SampleLoss, at: Weights, xs: Tensor, ys: Tensor
+    loss: SampleLoss, at: Weights, xs: Tensor, ys: Tensor, rounding: Rounding
 ) -> list[str]:
     fixed = {k: t.clone() for k, t in at.fixed.items()}
+
+    def each(at: Weights, xs: Tensor) -> Tensor:
+        pairs = zip(xs, ys, strict=True)
+        return torch.stack([loss.sample(at.shared, at.fixed, x, y) for x, y in pairs])
+
     with torch.no_grad():
-        alone = torch.stack(
-            [
-                loss.sample(at.shared, at.fixed, x, y)
-                for x, y in zip(xs, ys, strict=True)
-            ]
-        ).double()
+        alone = each(at, xs).double()
         together, _ = _attempt(
             lambda: loss.batch(at.shared | fixed, xs.clone(), ys.clone())
         )
-    if together is None:  # it takes one sample at a time, as it will be given
-        return []
-    gap = (together.double() - alone).abs()
-    if not bool((gap > _AGREEMENT[xs.dtype] * alone.abs()).any()):
-        return []
+        if together is None:  # it takes one sample at a time, as it will be given
+            return []
+        gap = (together.double() - alone).abs()
+        if not bool((gap > _AGREEMENT[xs.dtype] * alone.abs()).any()):
+            return []
+        if rounding.explains(float(gap.norm()), each, at, xs):
+            return []
     norms = [
         name
         for name, m in loss.module.named_modules()
@@ -373,17 +416,22 @@ def _gradient_hooks(loss: SampleLoss) -> list[str]:
     ]
 
 
-def _is_random(loss: SampleLoss, at: Weights, x: Tensor, y: Tensor) -> bool:
-    def value() -> Tensor:
+def _is_random(
+    loss: SampleLoss, at: Weights, x: Tensor, y: Tensor, rounding: Rounding
+) -> bool:
+    def value(at: Weights, x: Tensor) -> Tensor:
         with torch.no_grad():
             return loss.sample(at.shared, at.fixed, x, y).double()
 
     before = _stream(x)
-    first = value()
+    first = value(at, x)
+    drawn = not torch.equal(before, _stream(x))
     # A forward that draws numbers may still give the same result most of the time.
-    repeats = 1 if torch.equal(before, _stream(x)) else 8
-    limit = _REPEAT[x.dtype] * first.abs()
-    return any(bool((value() - first).abs() > limit) for _ in range(repeats))
+    gaps = [float((value(at, x) - first).abs()) for _ in range(8 if drawn else 1)]
+    limit = _REPEAT[x.dtype] * float(first.abs())
+    if not any(gap > limit for gap in gaps):
+        return False
+    return drawn or not rounding.explains(max(gaps), value, at, x)
 
 
 def _stream(x: Tensor) -> Tensor:

@@ -103,6 +103,10 @@ class GradientMap:
         chunk_size: as given.
         formed: weights that don't come apart as :mod:`leakwatch.layers` expected, so
             that their gradients have to be formed whole.
+        together: whether :mod:`leakwatch.batches` may evaluate a batch in one piece;
+            False once that was seen to differ from its samples alone.
+        unrecorded: why products are not taken from graphs of its layers; empty while
+            nothing speaks against it.
 
     Raises:
         TypeError: if ``module`` is not an ``nn.Module``.
@@ -150,6 +154,8 @@ class GradientMap:
         self.dtype = dtype
         self.chunk_size = chunk_size
         self.formed: set[str] = set()
+        self.together = True
+        self.unrecorded = ""
         self._loss = SampleLoss(module, self.criterion)
         if parameters is not None:
             with as_evaluated(self._loss):
@@ -489,6 +495,41 @@ class GradientMap:
             A scalar.
         """
         return self._loss.sample(shared, fixed, x, y, weight)
+
+    def batch_loss(
+        self,
+        shared: dict[str, Tensor],
+        fixed: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
+        """The sum of the losses of a batch that is evaluated in one piece.
+
+        Args:
+            shared: parameters that require gradients, by name.
+            fixed: all other parameters and buffers.
+            x: network inputs.
+            y: labels.
+            weight: factor on each loss.
+
+        Returns:
+            A scalar. What it does for a sample is what :meth:`sample_loss` does only
+            if the network keeps its samples apart.
+        """
+        buffers = {name for name, _ in self._loss.named_buffers()}
+        # As for one sample: a forward may write into its input and buffers.
+        own = {k: t.clone() if k in buffers else t for k, t in fixed.items()}
+        return self._loss.batch(shared | own, x.clone(), y.clone()) @ weight
+
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Tells the weights and buffers of now from later ones.
+
+        Seen are writes in place and tensors that take the place of others; not seen
+        are writes through ``.data``, which torch does not count.
+        """
+        own = (*self._loss.parameters(), *self._loss.buffers())
+        return tuple((t.data_ptr(), t._version) for t in own)
 
     @contextmanager
     def evaluation(self, x: Tensor) -> Iterator[Weights]:

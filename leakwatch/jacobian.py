@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from leakwatch.batches import BatchProducts
 from leakwatch.gradients import GradientMap
 from leakwatch.gram import Gram, Workspace, gram
 from leakwatch.inputs import check_rows, check_samples
@@ -92,6 +93,9 @@ class GradientJacobian:
         self.norm = length * self.scale
         divisor = torch.where(length > 0, length, torch.ones_like(length))
         self.unit_gradient = unit / divisor.to(unit.dtype)[:, None]
+        self._products = BatchProducts(
+            gradients, self.x, self.y, self._weight, self.unit_gradient, length
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -108,20 +112,28 @@ class GradientJacobian:
         """Where the products are taken."""
         return self.x.device
 
+    @property
+    def products(self) -> BatchProducts:
+        """What solvers take many products from; its ``way`` says how it forms them."""
+        return self._products
+
     def matvec(self, v: Float[Tensor, "batch d_x"]) -> Float[Tensor, "batch d_theta"]:
         """J v of each sample, ``(batch, d_θ)``; one jvp through a backward pass."""
         check_rows("v", v, (len(self.x), self.input_scale.numel()))
-        return self._forward(v) * self.scale.to(self.dtype)[:, None]
+        scaled = v.to(self.dtype) * self.input_scale
+        there = self.gradients.jvp(self.x, self.y, scaled, self._weight)
+        return there * self.scale.to(self.dtype)[:, None]
 
     def rmatvec(self, u: Float[Tensor, "batch d_theta"]) -> Float[Tensor, "batch d_x"]:
         """Jᵀ u of each sample, ``(batch, d_x)``; one double backward pass."""
-        return self._backward(u) * self.scale.to(self.dtype)[:, None]
+        return self.normalized_rmatvec(u) * self.scale.to(self.dtype)[:, None]
 
     def normalized_rmatvec(
         self, u: Float[Tensor, "batch d_theta"]
     ) -> Float[Tensor, "batch d_x"]:
         """J̃ᵀ u = Jᵀu/scale, ``(batch, d_x)``."""
-        return self._backward(u)
+        back = self.gradients.vjp(self.x, self.y, u.to(self.dtype), self._weight)
+        return back * self.input_scale
 
     def normal(self, *, cosine: bool = False) -> NormalOperator:
         """H̃ = J̃ᵀJ̃ as an operator for the spectrum solvers.
@@ -130,7 +142,9 @@ class GradientJacobian:
             cosine: the Hessian of the cosine distance instead, H̃ − (J̃ᵀĝ)(J̃ᵀĝ)ᵀ
                 (LAVP, Theorem 4).
         """
-        along = self._backward(self.unit_gradient) if cosine else None
+        along = None
+        if cosine:
+            along = self._products.pull(self.unit_gradient) * self.input_scale
         return NormalOperator(self, along)
 
     def gram(
@@ -209,19 +223,6 @@ class GradientJacobian:
         unit = torch.finfo(self.dtype).eps / torch.finfo(torch.float32).eps
         return found * unit
 
-    def _forward(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
-        x, y, w = self._select(rows)
-        return self.gradients.jvp(x, y, v.to(self.dtype) * self.input_scale, w)
-
-    def _backward(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
-        x, y, w = self._select(rows)
-        return self.gradients.vjp(x, y, u.to(self.dtype), w) * self.input_scale
-
-    def _select(self, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if rows is None:
-            return self.x, self.y, self._weight
-        return self.x[rows], self.y[rows], self._weight[rows]
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -275,7 +276,8 @@ class NormalOperator:
         j = self.jacobian
 
         def product(part: Tensor, rows: Tensor | None) -> Tensor:
-            out = j._backward(j._forward(part, rows), rows)
+            out = j.products.normal(part.to(j.dtype) * j.input_scale, rows)
+            out = out * j.input_scale
             if self.along is not None:
                 t = self.along if rows is None else self.along[rows]
                 out = out - t * (t * part.to(t.dtype)).sum(1, keepdim=True)
@@ -290,12 +292,13 @@ class NormalOperator:
     ) -> Float[Tensor, "batch rows"]:
         """J̃ v, without its part along ĝ for the cosine distance."""
         check_rows("v", v, (self.batch_size, self.size))
-        return _where_active(
-            lambda part, rows: self._across(self.jacobian._forward(part, rows), rows),
-            v,
-            active,
-            self.rows,
-        )
+        j = self.jacobian
+
+        def product(part: Tensor, rows: Tensor | None) -> Tensor:
+            scaled = part.to(j.dtype) * j.input_scale
+            return self._across(j.products.push(scaled, rows), rows)
+
+        return _where_active(product, v, active, self.rows)
 
     def backward(
         self,
@@ -304,12 +307,13 @@ class NormalOperator:
     ) -> Float[Tensor, "batch n"]:
         """J̃ᵀ u, of the part of u across ĝ for the cosine distance."""
         check_rows("u", u, (self.batch_size, self.rows))
-        return _where_active(
-            lambda part, rows: self.jacobian._backward(self._across(part, rows), rows),
-            u,
-            active,
-            self.size,
-        )
+        j = self.jacobian
+
+        def product(part: Tensor, rows: Tensor | None) -> Tensor:
+            across = self._across(part, rows).to(j.dtype)
+            return j.products.pull(across, rows) * j.input_scale
+
+        return _where_active(product, u, active, self.size)
 
     def _across(self, u: Tensor, rows: Tensor | None) -> Tensor:
         if self.along is None:

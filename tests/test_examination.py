@@ -138,6 +138,23 @@ def test_a_lower_precision_inside_is_noted(lower: torch.dtype) -> None:
     assert "not torch.float64" in note
 
 
+def test_a_lower_precision_inside_is_no_wrong_rule() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(m.a(x))
+        single = h.float()
+        outer = single[:, :, None] @ single[:, None]
+        return m.b(h * (outer.softmax(-1) @ single[..., None])[..., 0].to(x.dtype))
+
+    at = GradientMap(Function(forward), dtype=torch.float64)
+    v = X.reshape(2, -1)
+    pushed = at.jvp(X, Y, v)
+    assert at.path == "vmap"
+    (note,) = at.notes
+    assert "converts to torch.float32" in note
+    expected = GradientMap(at.module, dtype=torch.float64, path="loop").jvp(X, Y, v)
+    assert relative(pushed, expected) < 1e-5
+
+
 def test_autocast_inside_a_forward_is_noted() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -192,6 +209,42 @@ def test_hidden_dependence_at_any_scale_of_the_input(scale: float) -> None:
         at = GradientMap(Function(f))
         at(X * scale, Y)
         assert len(at.notes) == count
+
+
+def amplifying(doublings: int) -> nn.Module:
+    """Each of the steps h ↦ 2h² − 1 doubles what is wrong with h, kept in [−1, 1]."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(m.a(x))
+        for _ in range(doublings):
+            h = 2 * h.square() - 1
+        return m.b(h)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Function(forward)
+
+
+def test_rounding_is_not_taken_for_what_it_is_not() -> None:
+    # 2³² · 1e-16: the last half of the digits is rounding, and differs from path to
+    # path; no step is small enough for a difference and large enough to be resolved.
+    at = GradientMap(amplifying(32), dtype=torch.float64)
+    at(X, Y)
+    assert at.path == "vmap"
+    unsettled, amplified = at.notes
+    assert unsettled.startswith("no finite difference of its gradient settles")
+    assert amplified.startswith("it amplifies rounding")
+
+
+def test_what_is_wrong_is_found_beside_amplified_rounding() -> None:
+    module = amplifying(10)
+    assert notes(module) == ()
+    module.register_forward_pre_hook(lambda m, a: (a[0] + 1e-4 * a[0].mean(0),))
+    assert any("depends on the others" in note for note in notes(module))
+    module = amplifying(10)
+    module.register_forward_pre_hook(lambda m, a: (a[0].square() / a[0].detach(),))
+    (note,) = notes(module)
+    assert "its derivatives do not show" in note
 
 
 def test_everything_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,8 @@ import torch
 from score_problems import CASES, Case
 from torch import Tensor, nn
 
+from leakwatch.batches import BatchProducts
 from leakwatch.gradients import GradientMap
-from leakwatch.jacobian import GradientJacobian
 from leakwatch.scores import ScoreResult, available, score
 
 ALL = available()
@@ -145,15 +145,13 @@ def test_a_full_prior_covariance_is_refused_with_its_reason() -> None:
 def test_products_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends, sums and their bounds stay within what was allowed."""
     seen: list[int] = []
-    original = GradientJacobian._forward
+    original = BatchProducts.push
 
-    def counted(
-        self: GradientJacobian, v: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
+    def counted(self: BatchProducts, v: Tensor, rows: Tensor | None = None) -> Tensor:
         seen.append(len(v))
         return original(self, v, rows)
 
-    monkeypatch.setattr(GradientJacobian, "_forward", counted)
+    monkeypatch.setattr(BatchProducts, "push", counted)
     case = BY_NAME["mlp"]
     net, (x, y) = case.make(), case.data(1)
     for names, most in ((["lavp_l2_max"], 21), (["lavp_l2_min"], 21), (["i2f"], 42)):
