@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--attacks", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200, help="of LeNet in each repeat")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="of LeNet in each repeat"
+    )
     parser.add_argument("--compared", type=int, default=4, help="attacks for quality")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
