@@ -31,7 +31,12 @@ PUBLIC = {
         "score",
         "unfairness",
     ],
-    "leakwatch.callbacks": ["InversionAudit", "LeakageMonitor", "observing"],
+    "leakwatch.callbacks": [
+        "GradientDefense",
+        "InversionAudit",
+        "LeakageMonitor",
+        "observing",
+    ],
     "leakwatch.datamodules": [
         "ArrayDataModule",
         "CIFAR100DataModule",

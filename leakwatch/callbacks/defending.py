@@ -1,0 +1,314 @@
+"""One step of a defended optimiser: what it consumes, what was drawn, what arrived."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from leakwatch.defenses import Defense, GradientPruning
+
+__all__ = [
+    "DefenseSummary",
+    "Draw",
+    "Measured",
+    "Tally",
+    "consumed",
+    "finite",
+    "flat",
+    "noised",
+    "write",
+]
+
+# From so many steps on, their mean says whether the noise has the size asked for.
+_ENOUGH = 10
+_SIZE_OFF = 0.05
+
+
+@final
+@dataclass(frozen=True)
+class DefenseSummary:
+    """What a defense did so far; all sizes are root mean squares over steps.
+
+    Attributes:
+        steps: of optimisers, that consumed a defended gradient.
+        skipped: gradients that no step consumed: not finite under a loss scaler, or
+            left behind by a skipped batch.
+        asked: √E‖δ‖² that the defense stated, gradient units.
+        applied: ‖δ‖, with δ = the gradient consumed − the clean one.
+        std: standard deviation of the random part of δ over entries.
+        relative: ‖δ‖/‖g‖; infinite where g = 0.
+        mismatch: the largest ‖δ applied − δ drawn‖/‖δ drawn‖ of a step.
+        seconds: spent in total.
+    """
+
+    steps: int
+    skipped: int
+    asked: float
+    applied: float
+    std: float
+    relative: float
+    mismatch: float
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What one step is to consume.
+
+    Attributes:
+        parameters: whose gradients are the message, in its order.
+        clean: what the step would have consumed, ``(d_θ,)``, float64: clipped.
+        delta: what is added to it.
+        bias: the part of it that is not random; ``None`` for nothing.
+        variance: E‖·‖² of the random part.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    clean: Float[Tensor, " d_theta"]
+    delta: Float[Tensor, " d_theta"]
+    bias: Float[Tensor, " d_theta"] | None
+    variance: float
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What one step consumed.
+
+    Attributes:
+        asked: √E‖δ‖².
+        applied: ‖δ‖.
+        noise: norm of the random part of δ.
+        variance: E of its square.
+        size: d_θ.
+        relative: ‖δ‖/‖g‖.
+        mismatch: how far δ is from what was drawn, relative to that.
+    """
+
+    asked: float
+    applied: float
+    noise: float
+    variance: float
+    size: int
+    relative: float
+    mismatch: float
+
+    @classmethod
+    def of(cls, drawn: Draw) -> Measured:
+        """Compares the gradients as they are now with what was drawn.
+
+        Args:
+            drawn: what the step was to consume.
+        """
+        applied = flat(drawn.parameters) - drawn.clean
+        bias = 0.0 if drawn.bias is None else float(drawn.bias.norm())
+        noise = applied if drawn.bias is None else applied - drawn.bias
+        norm, clean = float(applied.norm()), float(drawn.clean.norm())
+        return cls(
+            asked=math.sqrt(drawn.variance + bias**2),
+            applied=norm,
+            noise=float(noise.norm()),
+            variance=drawn.variance,
+            size=len(applied),
+            relative=_ratio(norm, clean),
+            mismatch=_ratio(
+                float((applied - drawn.delta).norm()), float(drawn.delta.norm())
+            ),
+        )
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the random part over entries."""
+        return self.noise / math.sqrt(self.size)
+
+    def values(self, seconds: float) -> dict[str, float]:
+        """What is logged about the step, by key.
+
+        Args:
+            seconds: what the defense took.
+        """
+        return {
+            "asked_norm": self.asked,
+            "applied_norm": self.applied,
+            "applied_std": self.std,
+            "relative_norm": self.relative,
+            "seconds": seconds,
+        }
+
+
+@final
+@dataclass
+class Tally:
+    """Sums over steps. Fields are those of :class:`DefenseSummary`, squared."""
+
+    steps: int = 0
+    skipped: int = 0
+    asked: float = 0.0
+    applied: float = 0.0
+    noise: float = 0.0
+    entries: int = 0
+    relative: float = 0.0
+    mismatch: float = 0.0
+    seconds: float = 0.0
+    ratios: int = 0
+    ratio: float = 0.0
+    ratio_squared: float = 0.0
+
+    def add(self, step: Measured, seconds: float) -> None:
+        """Counts a step.
+
+        Args:
+            step: what it consumed.
+            seconds: what the defense took.
+        """
+        self.steps += 1
+        self.asked += step.asked**2
+        self.applied += step.applied**2
+        self.noise += step.noise**2
+        self.entries += step.size
+        self.relative += step.relative**2
+        self.mismatch = max(self.mismatch, step.mismatch)
+        self.seconds += seconds
+        if step.variance > 0:
+            ratio = step.noise**2 / step.variance
+            self.ratios += 1
+            self.ratio += ratio
+            self.ratio_squared += ratio**2
+
+    @property
+    def off(self) -> float | None:
+        """Root mean square noise over the one asked for, where these clearly differ.
+
+        ``None`` before ten steps, and while the difference is within 5 % and three
+        standard errors of the mean.
+        """
+        n = self.ratios
+        if n < _ENOUGH:
+            return None
+        mean = self.ratio / n
+        spread = max(0.0, self.ratio_squared / n - mean**2)
+        size = math.sqrt(mean)
+        error = math.sqrt(spread / (n - 1)) / (2 * size) if size > 0 else 0.0
+        return size if abs(size - 1) > _SIZE_OFF + 3 * error else None
+
+    @property
+    def summary(self) -> DefenseSummary:
+        """Means; NaN before the first step."""
+        n = self.steps or math.nan
+        return DefenseSummary(
+            steps=self.steps,
+            skipped=self.skipped,
+            asked=math.sqrt(self.asked / n),
+            applied=math.sqrt(self.applied / n),
+            std=math.sqrt(self.noise / (self.entries or math.nan)),
+            relative=math.sqrt(self.relative / n),
+            mismatch=self.mismatch,
+            seconds=self.seconds,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; ``Tally(**state)`` goes on."""
+        return asdict(self)
+
+
+def consumed(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters whose gradients the next step consumes, each once, in order.
+
+    Args:
+        optimizer: the optimiser.
+
+    Raises:
+        RuntimeError: for a sparse gradient.
+    """
+    found: dict[int, nn.Parameter] = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            if p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} has a sparse gradient, and "
+                    f"noise on the entries that it holds would tell which rows were "
+                    f"used; make its layer with sparse=False."
+                )
+            found[id(p)] = p
+    return list(found.values())
+
+
+def finite(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether no gradient holds NaN or infinity.
+
+    Args:
+        parameters: whose gradients.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return all(bool(torch.isfinite(g).all()) for g in grads)
+
+
+def flat(parameters: Sequence[nn.Parameter]) -> Float[Tensor, " d_theta"]:
+    """The gradients as one vector, float64.
+
+    Args:
+        parameters: all with a gradient.
+    """
+    grads = [p.grad.detach() for p in parameters if p.grad is not None]
+    return torch.cat([g.reshape(-1).double() for g in grads])
+
+
+def write(
+    parameters: Sequence[nn.Parameter], vector: Float[Tensor, " d_theta"]
+) -> None:
+    """Puts a vector in place of the gradients, which stay the same tensors.
+
+    Args:
+        parameters: all with a gradient.
+        vector: of as many entries as they have.
+    """
+    start = 0
+    with torch.no_grad():
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.copy_(vector[start : start + p.numel()].view_as(p.grad))
+                start += p.numel()
+
+
+def noised(
+    defense: Defense, parameters: Sequence[nn.Parameter], generator: torch.Generator
+) -> Draw:
+    """What a defense that needs the gradient only makes of that of the next step.
+
+    Args:
+        defense: ``needs`` is ``"gradient"``.
+        parameters: all with a gradient.
+        generator: random stream.
+    """
+    if (
+        isinstance(defense, GradientPruning)
+        and defense.scope == "layer"
+        and defense.sizes is None
+    ):
+        sizes = {str(i): p.numel() for i, p in enumerate(parameters)}
+        defense = replace(defense, sizes=sizes)
+    clean = flat(parameters)
+    shared = defense.protect(clean[None], generator=generator)
+    return Draw(
+        parameters,
+        clean,
+        shared.delta[0],
+        None if shared.bias is None else shared.bias[0],
+        float(shared.variance[0]),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole > 0:
+        return part / whole
+    return 0.0 if part == 0 else math.inf
