@@ -119,7 +119,7 @@ class BatchProducts:
         self._alone_allowed = False
         self._opening: Opening | None = None
         self._size = 1
-        self._trusted = False
+        self._compared: set[int] = set()
         self._groups: dict[int, _Group] = {}
 
     @property
@@ -164,6 +164,15 @@ class BatchProducts:
 
     def _product(self, product: _Product, v: Tensor, rows: Tensor | None) -> Tensor:
         chosen = list(range(len(self._x))) if rows is None else rows.tolist()
+        if len(set(chosen)) != len(chosen) or not set(chosen) <= set(
+            range(len(self._x))
+        ):
+            raise ValueError(
+                f"rows must be different positions in the batch, from 0 to "
+                f"{len(self._x) - 1}, got {chosen}."
+            )
+        if not chosen:
+            raise ValueError("rows is empty; ask for one sample at least.")
         if self._way is None:
             self._begin()
         if self._way != "plain" and self._stamp != self._gradients.stamp():
@@ -180,8 +189,6 @@ class BatchProducts:
         """The product from graphs; ``None`` if it has to be tried another way."""
         try:
             with plain_arithmetic(self._x.device.type):
-                if not self._trusted:
-                    self._compare_products()
                 return self._by_groups(product, v, chosen)
         except Exception as error:
             text = str(error).strip() or type(error).__name__
@@ -205,7 +212,7 @@ class BatchProducts:
     def _retreat(self, why: str, way: Way) -> None:
         self._way, self._why = way, why
         self._groups.clear()
-        self._size, self._trusted = 1, False
+        self._size, self._compared = 1, set()
 
     def _begin(self) -> None:
         """Finds how to begin."""
@@ -297,8 +304,12 @@ class BatchProducts:
                 raise _UnfitError("its layers do not come apart by sample")
             w = self._weight[members].to(xs)
             graph = Recorded(at, weights, where, xs, ys, w)
-        size = int(_HELD * where.numbers * len(members) * at.dtype.itemsize)
+        numbers = _HELD * where.numbers * len(members) + weights.size
+        if where.others:  # as they are, with their gradients
+            numbers += 2 * weights.size * len(members)
+        size = int(numbers * at.dtype.itemsize)
         self._compare_gradients(graph, members)
+        self._compare_products(graph, members)
         return _Group(members, graph, size)
 
     # -- comparisons ---------------------------------------------------------------
@@ -322,24 +333,30 @@ class BatchProducts:
                 "the sample alone"
             )
 
-    def _compare_products(self) -> None:
-        i = self._usable[0]
-        start = i - i % self._size
-        group = self._group(start, self._whole(start))
-        generator = torch.Generator().manual_seed(0)
-        v = torch.randn(1, self._x[0].numel(), generator=generator, dtype=torch.float64)
+    def _compare_products(self, graph: Recorded, members: list[int]) -> None:
+        """Each sample of a new graph against plain products, once.
+
+        One sample says nothing about the others: an operation may have a second
+        derivative at one input and none, or another one, at the next.
+        """
+        if self._compared >= set(members):
+            return
+        n, d_x = len(members), self._x[0].numel()
+        generator = torch.Generator().manual_seed(members[0])
+        v = torch.randn(n, d_x, generator=generator, dtype=torch.float64)
         v = v.to(self._x.device, self._gradients.dtype)
-        rows = torch.tensor([i], device=self._x.device)
+        rows = torch.tensor(members, device=self._x.device)
         there = self._plainly("push", v, rows)
         back = self._plainly("pull", there, rows)
-        cases: tuple[tuple[_Product, Tensor, Tensor], ...] = (
-            ("push", v, there),
-            ("pull", there, back),
-            ("normal", v, back),
-        )
-        for name, given, expected in cases:
-            found = group.product(name, given, [i])
-            most = _CLOSE[self._gradients.dtype] * float(expected.norm())
-            if not float((found - expected).norm()) <= most:
+        dtype = self._gradients.dtype
+        for found, expected in (
+            (graph.push(v), there),
+            (graph.pull(there), back),
+            (graph.normal(v), back),
+        ):
+            size = expected.norm(dim=1)
+            gap = (found - expected).norm(dim=1)
+            right = gap <= _CLOSE[dtype] * size + torch.finfo(dtype).eps
+            if not bool((right | ~torch.isfinite(size)).all()):
                 raise _UnfitError("a product from its layers differs from a plain one")
-        self._trusted = True
+        self._compared |= set(members)

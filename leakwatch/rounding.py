@@ -3,8 +3,9 @@
 Two correct evaluations of one network differ by rounding, and a network can amplify
 that to any size: activations that grow from layer to layer, a long recurrence, a
 forward in lower precision. How far it does is found by an experiment: rounding in every
-layer is as if weights and input were others by a few units in the last place, so they
-are moved by that much, and what the result does is measured.
+layer is as if weights and buffers were others by a few units in the last place, so they
+are moved by that much, and what the result does is measured. A result must be the same
+each time that it is evaluated: what is drawn at random would explain itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Rounding:
         lower: types of lower precision than its input's in which it also computes.
 
     Attributes:
-        gain: the largest factor from a relative change of weights and input to that
+        gain: the largest factor from a relative change of weights and buffers to that
             of a result, among those measured because of a disagreement that rounding
             explains; 0 when there was none.
 
@@ -64,7 +65,7 @@ class Rounding:
 
         Args:
             gap: norm of their difference.
-            result: evaluates it once more, at other weights and another input.
+            result: evaluates it once more, at other weights and the same input.
             at: the weights.
             x: the input.
 
@@ -72,12 +73,18 @@ class Rounding:
             False when rounding can't have done that.
         """
         here = result(at, x).detach().double()
-        nudge = min(_NUDGE * self._eps(x.dtype), _LARGEST)
+        own = _NUDGE * torch.finfo(x.dtype).eps
+        # Lower precision somewhere is a staircase of that step, no error of a layer.
+        nudge = min(max(own, self._eps(x.dtype)), _LARGEST)
         moves = []
         for seed in (1, 2):
             generator = torch.Generator().manual_seed(seed)
-            shared = {k: _moved(t, nudge, generator) for k, t in at.shared.items()}
-            there = result(Weights(shared, at.fixed), _moved(x, nudge, generator))
+            shared, fixed = (
+                {k: _moved(t, nudge, generator) for k, t in part.items()}
+                for part in (at.shared, at.fixed)
+            )
+            # Not the input, which is what it is: a network may take its integer part.
+            there = result(Weights(shared, fixed), x)
             moves.append(float((there.detach().double() - here).norm()))
         reach = max(moves)
         if not gap <= _SAFETY * reach:
@@ -111,5 +118,7 @@ class Rounding:
 
 
 def _moved(t: Tensor, nudge: float, generator: torch.Generator) -> Tensor:
+    if not t.is_floating_point():
+        return t
     noise = 2 * torch.rand(t.shape, generator=generator, dtype=torch.float64) - 1
     return t * (1 + nudge * noise.to(t))

@@ -4,6 +4,7 @@ import copy
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import CASES, Function, dense_jacobian, mlp, relative
@@ -287,3 +288,49 @@ def test_checkpoint_that_re_enters_autograd_is_refused() -> None:
     module = Function(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=True).tanh()))
     with pytest.raises(UnsupportedModuleError, match=r"use_reentrant|\.grad\(\)"):
         GradientMap(module)(X, Y)
+
+
+class Own(nn.Module):
+    """Noise that no stream of torch's knows of."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.size = size
+        self.noise = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.from_numpy(self.noise.standard_normal(tuple(x.shape))).to(x)
+        out: Tensor = self.layer(x + self.size * noise)
+        return out
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_a_forward_that_draws_from_another_stream_is_refused(size: float) -> None:
+    torch.manual_seed(0)
+    gradients = GradientMap(Own(size), dtype=torch.float64)
+    with pytest.raises(UnsupportedModuleError, match="random"):
+        gradients(torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+
+
+class Looked(nn.Module):
+    """Integer inputs are looked up, and samples of a batch are mixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.layer = nn.Linear(6, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.table(x.detach().long()).mean(1) + self.layer(x)
+        out: Tensor = self.head((t + 0.1 * t.mean(0, keepdim=True)).tanh())
+        return out
+
+
+def test_mixing_is_noticed_in_a_network_that_looks_integers_up() -> None:
+    torch.manual_seed(0)
+    gradients = GradientMap(Looked(), dtype=torch.float64)
+    x = torch.randint(5, (3, 6), generator=torch.Generator().manual_seed(0)).double()
+    gradients(x, torch.tensor([0, 1, 2]))
+    assert any("depends on the others" in note for note in gradients.notes)

@@ -36,7 +36,7 @@ def test_a_gap_beyond_rounding_is_not_explained() -> None:
 
 
 def test_a_lower_precision_inside_counts() -> None:
-    gap = 1e-6
+    gap = 1e-7
     linear = lambda at, x: at.shared["w"] * x  # noqa: E731
     assert not Rounding().explains(gap, linear, AT, X)
     assert Rounding([torch.float32]).explains(gap, linear, AT, X)
