@@ -78,6 +78,7 @@ class BatchProducts:
 
     The weights are those of the first product. When they have changed since then (see
     :meth:`GradientMap.stamp`), all further products are plain ones, at the new weights.
+    A plain attribute of the network that changes in between is not noticed.
 
     Args:
         gradients: the gradient map.
@@ -143,6 +144,9 @@ class BatchProducts:
 
         Returns:
             ``weight · J v`` of these samples.
+
+        Raises:
+            ValueError: if rows is empty, repeats a sample or leaves the batch.
         """
         return self._product("push", v, rows)
 
