@@ -2,12 +2,13 @@
 
     LEAKWATCH_TEST_DATA=data python benchmarks/calibration.py [--images 16]
         [--networks lenet-sigmoid lenet-relu ...] [--variances 1e-6 1e-4 ...]
-        [--start near|random] [--radius 0.05] [--csv FILE]
+        [--influence-steps 8] [--start near|random] [--radius 0.05] [--csv FILE]
 
 For each network and noise variance, one Gaussian δ is added to the gradient of each
-image. ``i2f_bayes`` (for that δ), ``i2f`` (for that δ, exact), ``i2f_lb`` and the
-baselines predict the error; Gauss–Newton at the maximum of the posterior, with the same
-prior, achieves one. All errors are root mean squares per pixel.
+image. ``i2f_bayes`` (for that δ; linear, and integrated in ``--influence-steps``),
+``i2f`` (for that δ, exact), ``i2f_lb`` and the baselines predict the error;
+Gauss–Newton at the maximum of the posterior, with the same prior, achieves one. All
+errors are root mean squares per pixel.
 
 Prior, for score and attacker alike: N(μ, R²) per pixel, μ the mean training image and
 R² the mean pixel variance; no box, because a Gaussian prior has none.
@@ -36,6 +37,7 @@ from leakwatch.gradients import GradientMap
 
 VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 SCORES = ("i2f_bayes", "i2f", "i2f_lb")
+COLUMNS = ("integrated", *SCORES)
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -47,25 +49,30 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 
 def predictions(
-    net: nn.Module, data: Data, noise_std: float, delta: Tensor
+    net: nn.Module, data: Data, noise_std: float, delta: Tensor, steps: int
 ) -> dict[str, Tensor]:
     """Error per pixel that each score predicts, or the score itself."""
-    found = score(
-        net,
-        data.x,
-        data.y,
-        [*SCORES, "grad_norm", "loss"],
-        noise_std=noise_std,
-        delta=delta,
-        prior_std=data.prior_std,
-        prior_mean=data.prior_mean,
-        mean=[data.mean],
-        std=[data.std],
-        solver="exact",
-        dtype=torch.float64,
+    linear, path = (
+        score(
+            net,
+            data.x,
+            data.y,
+            names,
+            noise_std=noise_std,
+            delta=delta,
+            prior_std=data.prior_std,
+            prior_mean=data.prior_mean,
+            mean=[data.mean],
+            std=[data.std],
+            solver="exact",
+            dtype=torch.float64,
+            influence_steps=taken,
+        )
+        for names, taken in (([*SCORES, "grad_norm", "loss"], 1), ("i2f_bayes", steps))
     )
-    out = {name: found[name] for name in found}
-    for name in SCORES:
+    out = {name: linear[name] for name in linear}
+    out["integrated"] = path["i2f_bayes"]
+    for name in COLUMNS:
         out[name] = out[name] / math.sqrt(data.x[0].numel())
     out["image std"] = data.x.flatten(1).std(1)
     return out
@@ -128,6 +135,7 @@ def main() -> None:
     parser.add_argument("--radius", type=float, default=0.05, help="pixels")
     parser.add_argument("--restarts", type=int, default=6)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--influence-steps", type=int, default=8)
     parser.add_argument("--smoothing", type=float, default=0.3)
     parser.add_argument("--csv", help="one line for each image and noise level")
     args = parser.parse_args()
@@ -143,7 +151,7 @@ def main() -> None:
         size = sum(p.numel() for p in net.parameters())
         print(
             f"\n{name}, R = {data.prior_std:.3f}\n{'variance':>9}{'n':>4}{'RMSE':>8} |"
-            + "".join(f"{s:>10} dB{'rho':>7}" for s in SCORES)
+            + "".join(f"{s:>10} dB{'rho':>7}" for s in COLUMNS)
             + "   rho of: grad_norm   loss  image std"
         )
         for variance in args.variances:
@@ -153,11 +161,11 @@ def main() -> None:
             delta = noise_std * torch.randn(
                 args.images, size, generator=generator, dtype=torch.float64
             )
-            predicted = predictions(net, data, noise_std, delta)
+            predicted = predictions(net, data, noise_std, delta, args.influence_steps)
             error, counts = achieved(net, data, noise_std, delta, args)
             e = error[counts]
             cells = []
-            for s in SCORES:
+            for s in COLUMNS:
                 p = predicted[s][counts]
                 gap = (20 * (p / e).log10()).abs()
                 cells.append(f"{gap.nanmedian():10.2f}   {spearman(p, e):7.2f}")
@@ -174,12 +182,14 @@ def main() -> None:
             for i in range(args.images):
                 rows.append(
                     [name, variance, i, float(error[i]), bool(counts[i])]
-                    + [float(predicted[s][i]) for s in SCORES]
+                    + [float(predicted[s][i]) for s in COLUMNS]
                 )
     if args.csv:
         with open(args.csv, "w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["network", "variance", "image", "rmse", "counts", *SCORES])
+            writer.writerow(
+                ["network", "variance", "image", "rmse", "counts", *COLUMNS]
+            )
             writer.writerows(rows)
 
 

@@ -17,8 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.scores.evidence import Evidence
-from leakwatch.scores.result import Value, judged
+from leakwatch.scores.influence_path import InfluencePath
+from leakwatch.scores.result import ACCURATE, USABLE, Value, judged
 from leakwatch.scores.settings import Settings
+from leakwatch.status import Status
 
 _WHAT = "the directions that the gradient shows least matter here, and they"
 _EPS64 = float(torch.finfo(torch.float64).eps)
@@ -112,7 +114,8 @@ def error_for_given(
 ) -> Value:
     """‖x' − x‖ of the best estimator when the noise is the δ at hand.
 
-    (H/s² + C⁻¹)⁻¹ (Jᵀδ/s² − C⁻¹(x − μ)), the error of the maximum of the posterior.
+    (H/s² + C⁻¹)⁻¹ (Jᵀδ/s² − C⁻¹(x − μ)), the error of the maximum of the posterior;
+    or, with ``influence_steps``, the end of the path that begins in this direction.
     """
     basis = found.basis
     if basis is None or evidence.pulled is None:
@@ -135,12 +138,31 @@ def error_for_given(
 
     ends = [size(towards, gain) for gain in (found.least, found.most)]
     slack = size(doubt, found.least)
-    return judged(
+    linear = judged(
         size(towards, found.gain),
         max(min(ends) - slack, 0.0),
         max(ends) + slack,
         _WHAT,
     )
+    return linear if evidence.path is None else _along(evidence.path, linear)
+
+
+def _along(path: InfluencePath, linear: Value) -> Value:
+    """The end of the path; rounding is judged where it begins."""
+    number, left = path.error, path.discretisation
+    if not linear.status.usable:
+        return linear
+    if not math.isfinite(number):
+        return Value.without(
+            "failed",
+            "the integrated prediction left the inputs that the network can evaluate; "
+            "use influence_steps=1",
+        )
+    if left <= ACCURATE * number:
+        return Value(number, linear.status)
+    reason = f"the last of its steps may be off by {left:.1e}; raise influence_steps"
+    word = "estimated" if left <= USABLE * number else "not converged"
+    return Value(number, Status(word, reason))
 
 
 def noise_for_squared_error(found: Channel, gain: Tensor, wanted: float) -> float:

@@ -81,7 +81,7 @@ def collect(
             jacobian,
             plan,
             settings,
-            losses=_losses(gradients, x[part], y[part]),
+            losses=sample_losses(gradients, x[part], y[part]),
             delta=None if delta is None else delta[part],
             offset=None if offset is None else offset[part],
         )
@@ -117,7 +117,10 @@ def collect(
     return rows
 
 
-def _losses(gradients: GradientMap, x: Tensor, y: Tensor) -> Tensor:
+def sample_losses(
+    gradients: GradientMap, x: Float[Tensor, "batch ..."], y: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """The loss of each sample, whatever the rest of the batch."""
     # One by one: the last digit of a batched loss depends on the rest of the batch.
     return torch.cat(
         [gradients.losses(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
@@ -127,13 +130,20 @@ def _losses(gradients: GradientMap, x: Tensor, y: Tensor) -> Tensor:
 def _row(evidence: Evidence, scores: Sequence[Score], settings: Settings) -> Row:
     lam = evidence.eigenvalues
     return Row(
-        values={s.name: _value(s, evidence, settings) for s in scores},
+        values={s.name: value_of(s, evidence, settings) for s in scores},
         eigenvalues=None if lam is None else lam.cpu(),
         traces=evidence.traces,
     )
 
 
-def _value(score: Score, evidence: Evidence, settings: Settings) -> Value:
+def value_of(score: Score, evidence: Evidence, settings: Settings) -> Value:
+    """A score's value and status, whatever the formula does.
+
+    Args:
+        score: the score.
+        evidence: what is known.
+        settings: noise, prior and pixels.
+    """
     if evidence.failure is not None and score.needs:
         return Value(math.nan, evidence.failure)
     try:

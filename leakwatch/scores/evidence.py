@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.scores.influence_path import InfluencePath
 from leakwatch.scores.result import Value, judged
 from leakwatch.scores.stochastic import from_probes
 from leakwatch.spectrum import DampedSolution, SpectralMeasure
@@ -103,6 +104,7 @@ class Evidence:
         inverted: (H + εI)⁻¹Jᵀδ for every ε, which it counts in units of scale².
         estimated: the same for δ + J(x − μ), with its distance to x − μ.
         scale: J/J̃, the scale at which the two were computed.
+        path: the Bayesian error for δ, integrated; where it was asked for.
         memo: intermediate results that several scores of this sample share.
     """
 
@@ -128,6 +130,7 @@ class Evidence:
     inverted: DampedSolution | None = None
     estimated: DampedSolution | None = None
     scale: float = 1.0
+    path: InfluencePath | None = None
     traces: dict[str, float] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
 
@@ -229,12 +232,23 @@ class Evidence:
             max(moved) + slack,
             "the directions that the gradient shows least decide, and they",
         )
-        if not rounded.status.usable or found.error <= 1e-2 * number:
-            return rounded
-        reason = (
-            f"within {found.error:.1e} after {solution.products} products "
-            "(Golub–Kahan, damped least squares); raise products"
-        )
-        if 2 * found.error <= number:
-            return Value(number, Status("estimated", reason))
-        return Value(number, Status("not converged", reason))
+        return after_products(rounded, found.error, solution.products)
+
+
+def after_products(rounded: Value, error: float, products: int) -> Value:
+    """A distance from damped least squares, judged by what the iteration left out.
+
+    Args:
+        rounded: the distance, with the status that rounding gives it.
+        error: bound of what the iteration has left out.
+        products: that it took.
+    """
+    number = rounded.number
+    if not rounded.status.usable or error <= 1e-2 * number:
+        return rounded
+    reason = (
+        f"within {error:.1e} after {products} products (Golub–Kahan, damped least "
+        f"squares); raise products"
+    )
+    word = "estimated" if 2 * error <= number else "not converged"
+    return Value(number, Status(word, reason))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from leakwatch.jacobian import GradientJacobian
 from leakwatch.scores.evidence import Precision
 from leakwatch.scores.found import NOT_ASKED, NOT_FINITE, SMALL
 from leakwatch.scores.result import ACCURATE, Value, judged
@@ -17,7 +16,7 @@ _ENOUGH = 1e-4
 
 
 def pairs(
-    jacobian: GradientJacobian,
+    shape: tuple[int, int, int],
     found: Ends | None,
     precision: list[Precision],
     rank: int,
@@ -25,12 +24,12 @@ def pairs(
     """Largest and smallest eigenvalue of each sample, in the units of J̃.
 
     Args:
-        jacobian: of the samples.
+        shape: (batch, d_θ, d_x).
         found: what products said, if anything was asked.
         precision: what rounding does to J̃ of each sample.
         rank: most eigenvalues that can differ from zero.
     """
-    batch, _, d_x = jacobian.shape
+    batch, _, d_x = shape
     if found is None:
         return [(NOT_ASKED, NOT_ASKED)] * batch
     pairs = []

@@ -75,7 +75,7 @@ def iterate(
     factor = jacobian.normal()
     found = _ends(factor, plan, settings) if plan.largest or plan.spectrum else None
     precision = _precisions(jacobian, found)
-    plain = pairs(jacobian, found, precision, jacobian.shape[1])
+    plain = pairs(jacobian.shape, found, precision, jacobian.shape[1])
     cosine = _cosine(jacobian, plan, precision, plain)
     known = None if found is None else [_usable(pair) for pair in found.leading]
     sums: list[SpectralMeasure | None] = [None] * batch
@@ -170,7 +170,9 @@ def _cosine(
         max_matvecs=plan.products,
     )
     results = []
-    for i, (top, low) in enumerate(pairs(jacobian, found, precision, d_theta - 1)):
+    for i, (top, low) in enumerate(
+        pairs(jacobian.shape, found, precision, d_theta - 1)
+    ):
         norm = float(jacobian.norm[i])
         if norm == 0:
             results.append((NO_DIRECTION, NO_DIRECTION))

@@ -11,21 +11,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.jacobian import GradientJacobian
-from leakwatch.scores.evidence import Evidence, Precision
+from leakwatch.scores.dense import from_matrix
+from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.found import (
     NO_DIRECTION,
     NOT_ASKED,
     NOT_FINITE,
-    SMALL,
     Found,
     rounding,
     times,
 )
+from leakwatch.scores.influence_path import InfluencePath, follow
 from leakwatch.scores.matrix_free import estimated_traces, iterate
 from leakwatch.scores.planner import Plan
 from leakwatch.scores.result import Value, judged
 from leakwatch.scores.settings import Settings
-from leakwatch.spectrum import Spectrum, exact, power
+from leakwatch.spectrum import Spectrum, power
 from leakwatch.status import Status, describe_error
 
 _log = logging.getLogger(__name__)
@@ -105,7 +106,32 @@ def measure(
             inverted=known.inverted,
             estimated=known.estimated,
             scale=known.scale,
+            path=_path(jacobian, i, plan, settings, known, delta, offset),
         )
+
+
+def _path(
+    jacobian: GradientJacobian,
+    sample: int,
+    plan: Plan,
+    settings: Settings,
+    known: Found,
+    delta: Tensor | None,
+    offset: Tensor | None,
+) -> InfluencePath | None:
+    """The integrated error, where it was asked for and the sample can be measured."""
+    wanted = settings.influence_steps > 1 and settings.noise_std is not None
+    wanted &= plan.eigenvectors
+    if not wanted or delta is None or offset is None or known.failure is not None:
+        return None
+    return follow(
+        jacobian,
+        sample,
+        settings,
+        delta=delta[sample],
+        offset=offset[sample],
+        max_memory=plan.max_memory,
+    )
 
 
 def _full_prior(plan: Plan, settings: Settings) -> str:
@@ -133,56 +159,19 @@ def _exact(jacobian: GradientJacobian, sample: int, plan: Plan, finite: bool) ->
 
 
 def _dense(jacobian: GradientJacobian, sample: int, plan: Plan) -> Found:
-    _, d_theta, d_x = jacobian.shape
-    eps = torch.finfo(jacobian.dtype).eps
     gram = jacobian.gram(sample, max_memory=plan.max_memory)
-    if not bool(torch.isfinite(gram.h).all() and torch.isfinite(gram.along).all()):
-        return Found.failed(NOT_FINITE)
-    squared = float(jacobian.scale[sample]) ** 2
-    spectrum = exact(gram.h, factor_eps=eps, eigenvectors=plan.eigenvectors)
-    normalised = _eigenvalues(spectrum, min(d_theta, d_x))
-    precision = Precision.of(float(normalised[0]), d_x, eps, rounding(jacobian, sample))
-    top, bottom = _ends(normalised * squared, precision.scaled(squared), d_theta)
-    cos_max = cos_min = NOT_ASKED
-    norm = gram.norm * float(jacobian.scale[sample])
-    if plan.cosine and norm == 0:
-        cos_max = cos_min = NO_DIRECTION
-    elif plan.cosine:
-        downdated = gram.h - torch.outer(gram.along, gram.along)
-        # What rounding did to H, it did to the downdate, however small that became.
-        factor = squared / norm**2
-        rest = _eigenvalues(exact(downdated, factor_eps=eps), d_theta - 1) * factor
-        cos_max, cos_min = _ends(rest, precision.scaled(factor), d_theta - 1)
-    vectors = spectrum.eigenvectors
-    return Found(
-        lambda_max=top,
-        lambda_min=bottom,
-        cos_max=cos_max,
-        cos_min=cos_min,
-        trace=Value(float(gram.h.diagonal().sum()) * squared),
-        traces={name: t * squared for name, t in gram.traces.items()},
-        eigenvalues=normalised * squared,
-        precision=precision.scaled(squared),
-        eigenvectors=None if vectors is None else vectors[0],
-        norm=norm,
+    scale = float(jacobian.scale[sample])
+    return from_matrix(
+        gram.h,
+        scale=scale,
+        d_theta=jacobian.shape[1],
+        eps=torch.finfo(jacobian.dtype).eps,
+        rounding=rounding(jacobian, sample),
+        along=gram.along if plan.cosine else None,
+        norm=gram.norm * scale,
+        eigenvectors=plan.eigenvectors,
+        traces=gram.traces,
     )
-
-
-def _eigenvalues(spectrum: Spectrum, rank: int) -> Tensor:
-    """All of them, at least 0, and exactly 0 beyond the rank."""
-    values = spectrum.eigenvalues[0].clamp_min(0)
-    if not bool(torch.isfinite(values).all()):
-        raise ArithmeticError("the eigensolver gave no finite eigenvalues")
-    values[max(rank, 0) :] = 0.0
-    return values
-
-
-def _ends(lam: Tensor, precision: Precision, rank: int) -> tuple[Value, Value]:
-    low, high = precision.bounds(lam, rank)
-    ends = []
-    for at, what in ((0, "the largest eigenvalue"), (-1, SMALL)):
-        ends.append(judged(float(lam[at]), float(low[at]), float(high[at]), what))
-    return ends[0], ends[1]
 
 
 # -- power iteration -----------------------------------------------------------------

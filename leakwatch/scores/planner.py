@@ -18,8 +18,8 @@ Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]
 #: Products with J and Jᵀ that ``lanczos`` may take for each of its tasks.
 DEFAULT_PRODUCTS = 100
 
-# Beyond this the eigensolver alone (d_x³) takes minutes per sample on a CPU.
-_LARGEST_EXACT = 4096
+#: Input elements beyond which the eigensolver alone (d_x³) takes minutes on a CPU.
+LARGEST_EXACT = 4096
 
 
 @final
@@ -128,9 +128,9 @@ def _choose(
     if not needs & {"spectrum", "lambda_min"}:
         return "lanczos", "nothing needs more than λ_1 and the trace"
     d_x = x[0].numel()
-    if d_x > _LARGEST_EXACT:
+    if d_x > LARGEST_EXACT:
         return "lanczos", (
-            f"{d_x} input elements are more than the {_LARGEST_EXACT} up to which the "
+            f"{d_x} input elements are more than the {LARGEST_EXACT} up to which the "
             f"whole spectrum is computed by default; solver='exact' forces it"
         )
     try:

@@ -30,6 +30,9 @@ class Settings:
         data_range: peak of the PSNR, in pixel units.
         target_psnr: the predicted PSNR, in dB, that ``noise_std_for_psnr`` aims at.
         prior_covariance: ``(d_x, d_x)`` in pixel units squared, instead of R².
+        influence_steps: steps in which the Bayesian error for a given perturbation is
+            integrated; 1 is the linear prediction. See
+            :mod:`leakwatch.scores.influence_path`.
 
     Raises:
         ValueError: for numbers out of range, and for a covariance that is not square,
@@ -42,6 +45,7 @@ class Settings:
     data_range: float = 1.0
     target_psnr: float = 20.0
     prior_covariance: Float[Tensor, "d_x d_x"] | None = None
+    influence_steps: int = 1
 
     def __post_init__(self) -> None:
         check_positive(
@@ -58,6 +62,17 @@ class Settings:
             raise ValueError(
                 f"target_psnr must be a finite number of dB, got {self.target_psnr}; "
                 f"for instance target_psnr=20."
+            )
+        whole = isinstance(self.influence_steps, int)
+        if not whole or isinstance(self.influence_steps, bool):
+            raise ValueError(
+                f"influence_steps must be an integer, got {self.influence_steps!r}; 8 "
+                f"is a good number."
+            )
+        if self.influence_steps < 1:
+            raise ValueError(
+                f"influence_steps must be at least 1, the linear prediction, got "
+                f"{self.influence_steps}."
             )
         if self.prior_covariance is not None:
             _check_covariance(self.prior_covariance)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
@@ -61,6 +61,8 @@ class DampedSolution:
         centre: coordinates of the point c, zero unless one was given.
         outside: what of ‖c‖ lies outside of the space.
         products: products with J and with Jᵀ spent.
+        basis: rows of V_kᵀ, where they were kept.
+        lower: L, where the basis was kept.
     """
 
     sigma: Float[Tensor, " k"]
@@ -71,6 +73,8 @@ class DampedSolution:
     centre: Float[Tensor, " k"]
     outside: float
     products: int
+    basis: Float[Tensor, "k n"] | None = None
+    lower: Float[Tensor, "rows k"] | None = None
 
     def at(self, epsilon: float, lower: float = 0.0, *, shift: float = 0.0) -> Distance:
         """‖x(ε) − c‖.
@@ -82,9 +86,7 @@ class DampedSolution:
             shift: what to add to the singular values that are inverted, to see what
                 an error of J does.
         """
-        system = (self.sigma + shift).clamp_min(0.0).square() + epsilon
-        safe = torch.where(system > 0, system, 1.0)
-        lengths = torch.where(system > 0, self.sigma * self.along / safe, 0.0)
+        lengths = self._lengths(epsilon, shift)
         y = self.right @ lengths
         inside = float((self.along - self.sigma * lengths).square().sum())
         beyond = max(self.length**2 - float(self.along.square().sum()), 0.0)
@@ -100,6 +102,61 @@ class DampedSolution:
             misfit=math.sqrt(inside + beyond),
             length=float(y.norm()),
         )
+
+    def vector(self, epsilon: float, *, shift: float = 0.0) -> Float[Tensor, " n"]:
+        """x(ε) itself, float64.
+
+        Args:
+            epsilon: the damping, in units of the eigenvalues of H.
+            shift: see :meth:`at`.
+
+        Raises:
+            ValueError: if the basis was not kept.
+        """
+        if self.basis is None:
+            raise ValueError("the basis was not kept; use damped(..., keep=True).")
+        y = self.right @ self._lengths(epsilon, shift)
+        return self.basis.mT @ y.to(self.basis.device)
+
+    def earlier(self, steps: int) -> DampedSolution:
+        """The solution after fewer products, to see what the last ones changed.
+
+        Knows nothing of the centre.
+
+        Args:
+            steps: how many, from 0 to ``products``.
+
+        Raises:
+            ValueError: if the basis was not kept, or for another number of steps.
+        """
+        if self.basis is None or self.lower is None:
+            raise ValueError("the basis was not kept; use damped(..., keep=True).")
+        if not 0 <= steps <= self.products:
+            raise ValueError(
+                f"steps must be between 0 and {self.products}, got {steps}."
+            )
+        if steps == self.products:
+            return self
+        lower = self.lower[: steps + 1, :steps]
+        left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
+        coupling = self.lower[steps, steps] * self.lower[steps, steps - 1]
+        return replace(
+            self,
+            sigma=sigma,
+            along=left[0] * self.length,
+            right=right.mT,
+            next=float(coupling) if steps else 0.0,
+            centre=sigma.new_zeros(steps),
+            outside=0.0,
+            products=steps,
+            basis=self.basis[:steps],
+            lower=lower,
+        )
+
+    def _lengths(self, epsilon: float, shift: float) -> Tensor:
+        system = (self.sigma + shift).clamp_min(0.0).square() + epsilon
+        safe = torch.where(system > 0, system, 1.0)
+        return torch.where(system > 0, self.sigma * self.along / safe, 0.0)
 
     def amplification(self, epsilon: float, lower: float, size: int) -> float:
         """√Σ 1/(λ_i + ε)², what unit errors of Jᵀb along all n directions become.
@@ -126,6 +183,7 @@ def damped(
     lower: Float[Tensor, " batch"] | None = None,
     tol: float = 1e-3,
     max_matvecs: int = 300,
+    keep: bool = False,
 ) -> list[DampedSolution | None]:
     """Solve (JᵀJ + εI) x = Jᵀb without forming H.
 
@@ -143,6 +201,7 @@ def damped(
             have an error bound only once the space is exhausted.
         tol: a sample is done when the error bound of every ε is below tol · ‖x − c‖.
         max_matvecs: most products with J per sample, and with Jᵀ.
+        keep: keep the basis of the space, k · n numbers, for the vectors x(ε).
 
     Returns:
         One `DampedSolution` per sample, None where a product was not finite.
@@ -193,7 +252,7 @@ def damped(
             found = chain.solution(i, centre[i])
             active[i] = not all(_settled(found, e, bounds[i], tol) for e in wanted[i])
     return [
-        None if bool(chain.failed[i]) else chain.solution(i, centre[i])
+        None if bool(chain.failed[i]) else chain.solution(i, centre[i], keep=keep)
         for i in range(batch)
     ]
 
@@ -201,6 +260,10 @@ def damped(
 def _settled(found: DampedSolution, epsilon: float, lower: float, tol: float) -> bool:
     distance = found.at(epsilon, lower)
     return distance.error <= tol * distance.value
+
+
+def _kept(basis: Tensor | None, centre: Tensor) -> Tensor:
+    return centre.new_zeros(0, len(centre)) if basis is None else basis
 
 
 @final
@@ -251,7 +314,9 @@ class _Chain:
         self._alpha.append(torch.where(go_on, rest, 0.0))
         self._beta.append(beta)
 
-    def solution(self, i: int, centre: Float[Tensor, " n"]) -> DampedSolution:
+    def solution(
+        self, i: int, centre: Float[Tensor, " n"], *, keep: bool = False
+    ) -> DampedSolution:
         """What the space of one sample holds."""
         k = int(self._steps[i])
         lower = torch.zeros(k + 1, k, dtype=torch.float64)
@@ -272,6 +337,8 @@ class _Chain:
             centre=inside.cpu().double(),
             outside=float(rest.norm()),
             products=k,
+            basis=_kept(basis, centre) if keep else None,
+            lower=lower if keep else None,
         )
 
     def _rounding(self) -> Float[Tensor, " batch"]:

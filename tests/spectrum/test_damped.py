@@ -54,6 +54,36 @@ def test_every_damping_from_one_space(
             assert got.misfit == pytest.approx(misfit, rel=1e-3)
 
 
+def test_the_vector_and_what_it_was_before() -> None:
+    """x(ε) itself; after fewer products, as if they had stopped there."""
+    j, b = factor(rotated(network_like(40, 1e4))), right_hand_side(47)
+    epsilon = 1e-3
+    found = damped(j, b, epsilons=(epsilon,), tol=1e-10, keep=True)[0]
+    assert found is not None
+    torch.testing.assert_close(
+        found.vector(epsilon), solved(j, b[0], epsilon), rtol=1e-7, atol=1e-9
+    )
+    for steps in (0, 5, found.products):
+        before = found.earlier(steps)
+        assert before.products == steps
+        if steps:
+            short = damped(j, b, epsilons=(0.0,), max_matvecs=steps, keep=True)[0]
+            assert short is not None
+            expected, number = short.vector(epsilon), short.at(epsilon)
+            torch.testing.assert_close(before.vector(epsilon), expected)
+            assert before.at(epsilon).error == pytest.approx(number.error, abs=1e-9)
+        else:
+            assert not bool(before.vector(epsilon).any())
+    with pytest.raises(ValueError, match="between 0 and"):
+        found.earlier(found.products + 1)
+    forgotten = damped(j, b, epsilons=(epsilon,))[0]
+    assert forgotten is not None
+    with pytest.raises(ValueError, match="keep=True"):
+        forgotten.vector(epsilon)
+    with pytest.raises(ValueError, match="keep=True"):
+        forgotten.earlier(1)
+
+
 def test_distance_to_a_point() -> None:
     j, b = factor(rotated(network_like(40, 1e4))), right_hand_side(47)
     centre = right_hand_side(40)
