@@ -17,12 +17,11 @@ from leakwatch.reporting import (
 )
 from leakwatch.reporting.atomic import write_atomically
 from leakwatch.reporting.class_figure import class_bars
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import risk_over_epochs, time_spent
+from leakwatch.reporting.frame import html_page
 from leakwatch.reporting.headline import find_headline
 from leakwatch.reporting.ledger import RiskLedger
 from leakwatch.reporting.markup import esc, figure_panel, section
-from leakwatch.reporting.page import SCRIPT, STYLE
 from leakwatch.reporting.png import data_uri, thumbnail
 from leakwatch.reporting.quantities import (
     class_names_from_metadata,
@@ -38,11 +37,6 @@ from leakwatch.reporting.spectrum_figures import eigenvalue_histogram, spectrum_
 from leakwatch.reporting.table import LedgerTable
 from leakwatch.reporting.words import count, moment_words
 
-# The browser itself then refuses every request, whatever the scripts contain.
-_POLICY: Final = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:"
-)
 _MOST_PICTURES: Final = 1000
 
 
@@ -60,19 +54,13 @@ def write_report(run_dir: str | Path) -> Path:
         FileNotFoundError: If there is no recorded run.
         ModuleNotFoundError: If plotly is not installed.
     """
-    offline = require("plotly.offline", "The HTML report")
     ledger = RiskLedger.open(run_dir)
     path = ledger.directory / "report.html"
-    write_atomically(
-        path,
-        _render(ledger, str(offline.get_plotlyjs())).encode(
-            "utf-8", errors="backslashreplace"
-        ),
-    )
+    write_atomically(path, _render(ledger).encode("utf-8", errors="backslashreplace"))
     return path
 
 
-def _render(ledger: RiskLedger, plotly: str) -> str:
+def _render(ledger: RiskLedger) -> str:
     metadata = ledger.read_metadata()
     quantities = quantities_from_metadata(metadata)
     names = class_names_from_metadata(metadata)
@@ -129,33 +117,18 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
         for key, (heading, content) in sections.items()
         if content
     )
-    # The library is 4.5 MB: leave it out where there is nothing to draw.
-    library = f"<script>{plotly}</script>" if 'class="plot"' in body else ""
     notices = notices_section.notices(
         table,
         ledger.problems,
         notes_from_metadata(metadata),
         private=bool(pictures),
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>leakwatch: {esc(", ".join(filter(None, (title, run))))}</title>
-<link rel="icon" href="data:,">
-<style>{STYLE}</style>
-</head>
-<body>
-<header class="top"><div>
-<div class="brand">leakwatch</div>
-<h1>Gradient leakage of {esc(title)}</h1>
-<div class="soft">{esc(_about_line(table, metadata, run))}</div>
-<nav aria-label="Sections">{links}</nav>
-</div></header>
-<main>
-{summary_section.lead(headline, noise) if table.moments else _NOTHING}
+    return html_page(
+        title=f"leakwatch: {', '.join(filter(None, (title, run)))}",
+        heading=f"Gradient leakage of {title}",
+        about=_about_line(table, metadata, run),
+        navigation=f'<nav aria-label="Sections">{links}</nav>',
+        body=f"""{summary_section.lead(headline, noise) if table.moments else _NOTHING}
 {summary_section.cards(table, headline, names, pictures)}
 {summary_section.strip(headline, names, floor)}
 {notices}
@@ -163,13 +136,8 @@ def _render(ledger: RiskLedger, plotly: str) -> str:
 the tables do not.</div></noscript>
 {body}
 <footer>Written by leakwatch from the ledger in this directory. The file is complete:
-it opens without a network.</footer>
-</main>
-{library}
-<script>{SCRIPT}</script>
-</body>
-</html>
-"""
+it opens without a network.</footer>""",
+    )
 
 
 _NOTHING: Final = (

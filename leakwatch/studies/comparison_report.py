@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from leakwatch.reporting import plotting
 from leakwatch.reporting.extras import require
+from leakwatch.reporting.frame import html_page
 from leakwatch.reporting.markup import esc, figure_panel, section, table
 from leakwatch.reporting.quantities import HEADLINES
 from leakwatch.reporting.words import count, number
-from leakwatch.studies.html_page import html_page
 from leakwatch.studies.points import Moment, Point, logarithmic
 from leakwatch.studies.ranking import Verdict
 

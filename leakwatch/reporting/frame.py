@@ -1,4 +1,4 @@
-"""The frame of a study's page, in the style of the reports."""
+"""The frame of every page that leakwatch writes: one file that asks for nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from leakwatch.reporting.extras import require
 from leakwatch.reporting.markup import esc
 from leakwatch.reporting.page import SCRIPT, STYLE
 
+__all__ = ["html_page"]
+
 # The browser itself then refuses every request, whatever the scripts contain.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -15,7 +17,9 @@ _POLICY: Final = (
 )
 
 
-def html_page(*, title: str, heading: str, about: str, body: str) -> str:
+def html_page(
+    *, title: str, heading: str, about: str, body: str, navigation: str = ""
+) -> str:
     """One HTML file with everything in it: it opens without a network.
 
     Args:
@@ -23,11 +27,14 @@ def html_page(*, title: str, heading: str, about: str, body: str) -> str:
         heading: the first line.
         about: the line below it.
         body: HTML, escaped already.
+        navigation: HTML below the two lines, escaped already.
 
     Raises:
         ModuleNotFoundError: plotly is not installed.
     """
-    library = require("plotly.offline", "The HTML report").get_plotlyjs()
+    plotly = require("plotly.offline", "The HTML report").get_plotlyjs()
+    # The library is 4.5 MB: leave it out where there is nothing to draw.
+    library = f"<script>{plotly}</script>" if 'class="plot"' in body else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -43,11 +50,12 @@ def html_page(*, title: str, heading: str, about: str, body: str) -> str:
 <div class="brand">leakwatch</div>
 <h1>{esc(heading)}</h1>
 <div class="soft">{esc(about)}</div>
+{navigation}
 </div></header>
 <main>
 {body}
 </main>
-<script>{library}</script>
+{library}
 <script>{SCRIPT}</script>
 </body>
 </html>
