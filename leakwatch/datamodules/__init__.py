@@ -6,7 +6,10 @@ from leakwatch.datamodules.arrays import ArrayDataModule
 from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.cifar10 import CIFAR10DataModule
 from leakwatch.datamodules.cifar100 import CIFAR100DataModule
+from leakwatch.datamodules.client_dataset import ClientDataset, RoundSampler
+from leakwatch.datamodules.clients import ClientsDataModule
 from leakwatch.datamodules.dataset import ImageArrays, ImageDataset
+from leakwatch.datamodules.emnist import EMNISTDataModule
 from leakwatch.datamodules.fashion_mnist import FashionMNISTDataModule
 from leakwatch.datamodules.femnist import FEMNISTDataModule
 from leakwatch.datamodules.files import ImageFileDataset, ImageFiles
@@ -20,6 +23,9 @@ __all__ = [
     "ArrayDataModule",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "ClientDataset",
+    "ClientsDataModule",
+    "EMNISTDataModule",
     "FEMNISTDataModule",
     "FashionMNISTDataModule",
     "ImageArrays",
@@ -33,5 +39,6 @@ __all__ = [
     "ImageWoofDataModule",
     "MNISTDataModule",
     "MNISTSample",
+    "RoundSampler",
     "Splits",
 ]

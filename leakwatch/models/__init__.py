@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leakwatch.models.alexnet import AlexNet
 from leakwatch.models.classifier import LitClassifier
+from leakwatch.models.fedavg import FedAvgModule
 from leakwatch.models.initialization import (
     Scheme,
     initialize,
@@ -45,6 +46,7 @@ __all__ = [
     "MLP",
     "VGG9",
     "AlexNet",
+    "FedAvgModule",
     "LeNet",
     "LinearClassifier",
     "LitClassifier",

@@ -1,0 +1,142 @@
+"""The samples of all clients of a federation, and those of one round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import final, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from leakwatch.datamodules.dataset import ImageDataset
+from leakwatch.datamodules.files import ImageFileDataset
+from leakwatch.federated import Answering, ClientData, Partition, answering_clients
+
+
+@final
+class ClientDataset(Dataset[tuple[Tensor, int, int]]):
+    """The samples of all clients, as (input, label, client).
+
+    Samples that belong to no client are not in it; the others keep their order.
+
+    Args:
+        dataset: gives (input, label) and has ``targets``.
+        partition: indices of each client's samples in ``dataset``.
+
+    Attributes:
+        indices: of the samples in ``dataset``, (n,).
+        targets: their labels, (n,).
+        owners: their clients, (n,).
+        parts: positions of each client's samples in this data set.
+    """
+
+    def __init__(
+        self, dataset: ImageDataset | ImageFileDataset, partition: Partition
+    ) -> None:
+        clients = torch.cat(
+            [torch.full_like(part, i) for i, part in enumerate(partition)]
+        )
+        self.indices, order = torch.cat(partition).sort()
+        self.owners: Int[Tensor, " n"] = clients[order]
+        self.targets: Int[Tensor, " n"] = dataset.targets[self.indices]
+        self.parts: Partition = tuple(
+            (self.owners == i).nonzero().flatten() for i in range(len(partition))
+        )
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(
+        self, index: int
+    ) -> tuple[Float[Tensor, "channels height width"], int, int]:
+        x, y = self._dataset[int(self.indices[index])]
+        return x, y, int(self.owners[index])
+
+
+@final
+class Clients(Sequence[ClientData]):
+    """Samples and labels of one client after the other, read when asked for.
+
+    Args:
+        dataset: of all clients.
+    """
+
+    def __init__(self, dataset: ClientDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientData: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ClientData]: ...
+    def __getitem__(self, index: int | slice) -> ClientData | list[ClientData]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        items = [self._dataset[i] for i in self._dataset.parts[index].tolist()]
+        return torch.stack([x for x, _, _ in items]), torch.tensor(
+            [y for _, y, _ in items]
+        )
+
+
+@final
+class RoundSampler(Sampler[list[int]]):
+    """One batch per epoch: all samples of the clients that answer in that round.
+
+    A batch sampler for :class:`ClientDataset`. Who answers depends on seed and epoch
+    only, so that a resumed run asks whom an uninterrupted one would have asked.
+
+    Args:
+        parts: positions of each client's samples.
+        share: of the clients that answer, in (0, 1].
+        answering: see :func:`leakwatch.federated.answering_clients`.
+        seed: of the drawing, at least 0.
+
+    Raises:
+        ValueError: for an argument out of range.
+
+    Example:
+        >>> sampler = RoundSampler([torch.tensor([0, 2]), torch.tensor([1, 3])])
+        >>> list(sampler)
+        [[0, 2, 1, 3]]
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Tensor],
+        share: float = 1.0,
+        answering: Answering = "count",
+        seed: int = 0,
+    ) -> None:
+        answering_clients(len(parts), share, answering=answering, seed=seed)
+        self._parts = parts
+        self._share = share
+        self._answering: Answering = answering
+        self._seed = seed
+        self._round = 0
+
+    @property
+    def sampler(self) -> RoundSampler:
+        """Itself: where Lightning looks for ``set_epoch`` of a batch sampler."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell which round comes next."""
+        self._round = epoch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        chosen = answering_clients(
+            len(self._parts),
+            self._share,
+            answering=self._answering,
+            round=self._round,
+            seed=self._seed,
+        )
+        yield [i for client in chosen for i in self._parts[client].tolist()]

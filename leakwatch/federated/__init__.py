@@ -1,0 +1,58 @@
+"""Federated averaging: clients, their local training, rounds, and its analysis."""
+
+from __future__ import annotations
+
+from leakwatch.federated.analysis import (
+    Segment,
+    Subspace,
+    principal_subspace,
+    segment_similarity,
+)
+from leakwatch.federated.local import (
+    ClientUpdate,
+    Record,
+    client_updates,
+    train_client,
+)
+from leakwatch.federated.partition import (
+    Partition,
+    dirichlet_split,
+    fixed_split,
+    group_split,
+    iid_split,
+)
+from leakwatch.federated.rounds import (
+    Answering,
+    Buffers,
+    ClientData,
+    FederatedAveraging,
+    Round,
+    answering_clients,
+    average_updates,
+)
+from leakwatch.updates import LocalTraining, WeightUpdate
+
+__all__ = [
+    "Answering",
+    "Buffers",
+    "ClientData",
+    "ClientUpdate",
+    "FederatedAveraging",
+    "LocalTraining",
+    "Partition",
+    "Record",
+    "Round",
+    "Segment",
+    "Subspace",
+    "WeightUpdate",
+    "answering_clients",
+    "average_updates",
+    "client_updates",
+    "dirichlet_split",
+    "fixed_split",
+    "group_split",
+    "iid_split",
+    "principal_subspace",
+    "segment_similarity",
+    "train_client",
+]

@@ -1,0 +1,283 @@
+"""One client's local training: what it holds, what it does, what it sends back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final, get_args
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from leakwatch.evaluation import Criterion, Weights
+from leakwatch.federated.objective import Objective
+from leakwatch.federated.streams import client_stream
+from leakwatch.inputs import check_samples
+from leakwatch.isolation import seed_streams
+from leakwatch.updates import LocalTraining, WeightUpdate
+
+__all__ = ["ClientUpdate", "Record", "client_updates", "train_client"]
+
+Record: TypeAlias = Literal["steps", "full", "weights"]
+
+_DEFAULT_MEMORY = 4096.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """What one client did in one round, with what only the client knows.
+
+    Attributes:
+        initial: w_0, ``(d_θ,)``.
+        final: w_T, ``(d_θ,)``.
+        x: its samples, ``(N, …)``.
+        y: their labels, ``(N,)``.
+        training: the local training.
+        client: its number.
+        round: the communication round.
+        losses: mean loss of the batch before each step, ``(T,)``.
+        buffers: the module's buffers after training, by name.
+        record: what ``recorded`` holds.
+        recorded: one row per step t, ``(T, d_θ)``: ``"steps"`` the gradient of the
+            batch at w_t, ``"full"`` that of all N samples at w_t, ``"weights"`` w_t.
+    """
+
+    initial: Float[Tensor, " d_theta"]
+    final: Float[Tensor, " d_theta"]
+    x: Float[Tensor, "N ..."]
+    y: Shaped[Tensor, "N ..."]
+    training: LocalTraining
+    client: int
+    round: int
+    losses: Float[Tensor, " T"]
+    buffers: dict[str, Tensor]
+    record: Record | None = None
+    recorded: Float[Tensor, "T d_theta"] | None = None
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @property
+    def steps(self) -> int:
+        """T = E·⌈N/B⌉."""
+        return len(self.losses)
+
+    @property
+    def difference(self) -> Float[Tensor, " d_theta"]:
+        """w_0 − w_T."""
+        return self.initial - self.final
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a weight is NaN or infinite at the end."""
+        return not bool(torch.isfinite(self.final).all())
+
+
+def train_client(
+    module: nn.Module,
+    x: Float[Tensor, "N ..."],
+    y: Shaped[Tensor, "N ..."],
+    training: LocalTraining,
+    *,
+    client: int = 0,
+    round: int = 0,
+    seed: int = 0,
+    criterion: Criterion | None = None,
+    dtype: torch.dtype | None = None,
+    freeze_batchnorm: bool = True,
+    record: Record | None = None,
+    max_memory: float = _DEFAULT_MEMORY,
+) -> ClientUpdate:
+    """Local SGD of one client from the module's weights (McMahan et al. 2017).
+
+    E epochs over the samples in batches of B, reshuffled every epoch, the last batch
+    smaller where B does not divide N: T = E·⌈N/B⌉ steps of ``torch.optim.SGD`` on the
+    mean loss of the batch. The module is left as it was; so are the global random
+    streams, and what they hold doesn't matter: shuffling and dropout draw from streams
+    named by seed, round and client, so that the order of clients doesn't matter either.
+
+    The module runs in train mode, in full precision and without autocast. With
+    ``freeze_batchnorm``, BatchNorm uses its running statistics and leaves them alone,
+    as in Zhu, Yao & Blaschko (ICML 2023), whose clients train in eval mode.
+
+    Args:
+        module: the network that the server sent.
+        x: the client's samples, as the network takes them.
+        y: their labels.
+        training: epochs, batch size, learning rate, momentum and weight decay.
+        client: names the random stream, at least 0.
+        round: names the random stream, at least 0.
+        seed: of the simulation, at least 0.
+        criterion: one loss per sample. Default: accurate cross-entropy of
+            ``module(x)``.
+        dtype: float32 or float64. Default: that of the parameters.
+        freeze_batchnorm: whether BatchNorm keeps its running statistics. ``False``: it
+            normalises each batch by itself, as usual in training, and returns updated
+            statistics in ``buffers``. Buffers that a forward replaces, instead of
+            writing into them, come back as they were.
+        record: also keep one row per step, for :mod:`leakwatch.federated.analysis`:
+            ``"steps"``, ``"full"`` (one more gradient of all samples per step) or
+            ``"weights"``; see :class:`ClientUpdate`. Takes T·d_θ numbers.
+        max_memory: MiB that a record may take.
+
+    Returns:
+        Weights before and after, and what happened between. Training that diverges is
+        an outcome, not an error: see :attr:`ClientUpdate.diverged`.
+
+    Raises:
+        TypeError: if ``module`` is no ``nn.Module``, or the samples no tensors.
+        ValueError: for a module without trainable parameters, samples and labels that
+            don't go together, an unknown record or one beyond ``max_memory``.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> x, y = torch.rand(5, 3), torch.tensor([0, 1, 1, 0, 1])
+        >>> how = LocalTraining(epochs=2, batch_size=2, lr=0.1)
+        >>> update = train_client(net, x, y, how)
+        >>> update.steps, update.samples, tuple(update.final.shape)
+        (6, 5, (8,))
+    """
+    check_samples(x, y)
+    objective = Objective(module, criterion, dtype)
+    steps = training.steps(len(x))
+    _check_record(record, steps, objective, max_memory)
+    x = x.detach().to(objective.dtype)
+    y = y.detach().to(x.device)
+    shuffle = client_stream(seed, round, client)
+    dropout = client_stream(seed, round, client, 1)
+    losses: list[Tensor] = []
+    rows: list[Tensor] = []
+    with objective.evaluation(x.device.type) as weights:
+        seed_streams(dropout.initial_seed() % 2**63)
+        _set_modes(objective.loss, freeze_batchnorm)
+        shared = list(weights.shared.values())
+        initial = objective.flat_of(weights, shared)
+        for p in shared:
+            p.requires_grad_()
+        optimizer = torch.optim.SGD(
+            shared,
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        for _ in range(training.epochs):
+            order = torch.randperm(len(x), generator=shuffle).to(x.device)
+            for batch in torch.split(order, training.batch_size):
+                loss, grads = objective.gradient(weights, x[batch], y[batch])
+                if record is not None:
+                    rows.append(_row(record, objective, weights, grads, x, y))
+                for p, grad in zip(shared, grads, strict=True):
+                    p.grad = grad
+                optimizer.step()
+                losses.append(loss)
+        final = objective.flat_of(weights, shared)
+        buffers = objective.buffers_of(weights)
+    return ClientUpdate(
+        initial=initial,
+        final=final,
+        x=x,
+        y=y,
+        training=training,
+        client=client,
+        round=round,
+        losses=torch.stack(losses),
+        buffers=buffers,
+        record=record,
+        recorded=torch.stack(rows) if rows else None,
+    )
+
+
+def client_updates(
+    updates: Sequence[ClientUpdate], *, labels: bool = True, training: bool = True
+) -> list[WeightUpdate]:
+    """What a server sees of clients, those with equally many samples together.
+
+    Args:
+        updates: of one round, all from the same weights.
+        labels: whether the server knows the labels; given sorted, since it does not
+            know their order.
+        training: whether the server knows the local training.
+
+    Returns:
+        One :class:`WeightUpdate` for each number of samples, in the order in which it
+        comes up; ``index`` holds the numbers of the clients.
+
+    Raises:
+        ValueError: for no updates, different initial weights, or a client that
+            diverged or did not move.
+
+    Example:
+        >>> net, how = nn.Linear(3, 2), LocalTraining(epochs=1, batch_size=2, lr=0.1)
+        >>> x, y = torch.rand(5, 3), torch.tensor([0, 1, 1, 0, 1])
+        >>> sent = [train_client(net, x[i:], y[i:], how, client=i) for i in (0, 2, 0)]
+        >>> [(u.samples, u.index) for u in client_updates(sent)]
+        [(5, (0, 0)), (3, (2,))]
+    """
+    if not updates:
+        raise ValueError("client_updates needs at least one update, got none.")
+    first = updates[0]
+    for other in updates[1:]:
+        if not torch.equal(other.initial, first.initial):
+            raise ValueError(
+                f"clients {first.client} and {other.client} started from different "
+                f"weights; pass the updates of one round."
+            )
+    groups: dict[tuple[int, LocalTraining], list[ClientUpdate]] = {}
+    for update in updates:
+        groups.setdefault((update.samples, update.training), []).append(update)
+    return [
+        WeightUpdate(
+            initial=first.initial,
+            final=torch.stack([u.final for u in group]),
+            labels=torch.stack([u.y.sort().values for u in group]) if labels else None,
+            sample_shape=tuple(group[0].x.shape[1:]),
+            samples=samples,
+            training=how if training else None,
+            index=tuple(u.client for u in group),
+        )
+        for (samples, how), group in groups.items()
+    ]
+
+
+def _row(
+    record: Record,
+    objective: Objective,
+    weights: Weights,
+    grads: Sequence[Tensor | None],
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    if record == "steps":
+        return objective.flat_of(weights, grads)
+    if record == "weights":
+        return objective.flat_of(weights, list(weights.shared.values()))
+    return objective.flat_gradient(weights, x, y)
+
+
+def _check_record(
+    record: Record | None, steps: int, objective: Objective, max_memory: float
+) -> None:
+    if record is None:
+        return
+    if record not in get_args(Record):
+        known = ", ".join(map(repr, get_args(Record)))
+        raise ValueError(f"record must be None or one of {known}, got {record!r}.")
+    size = objective.size
+    need = steps * size * objective.dtype.itemsize / 2**20
+    if need > max_memory:
+        raise ValueError(
+            f"recording {steps} steps of {size:,} weights takes {need:,.0f} MiB, more "
+            f"than max_memory={max_memory:,.0f}; raise it, or take fewer epochs, a "
+            f"larger batch or a smaller network."
+        )
+
+
+def _set_modes(root: nn.Module, freeze_batchnorm: bool) -> None:
+    # Set one by one: train() of a module may be overridden.
+    for m in root.modules():
+        normalising = isinstance(m, nn.modules.batchnorm._BatchNorm)
+        m.training = not (freeze_batchnorm and normalising)

@@ -1,0 +1,41 @@
+"""Random streams that belong to one client in one round, whoever else takes part."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+import numpy as np
+import torch
+
+__all__ = ["client_stream"]
+
+
+def client_stream(seed: int, *place: int) -> torch.Generator:
+    """A random stream of its own for one place, such as (round, client).
+
+    Args:
+        seed: of the whole simulation, at least 0.
+        place: integers of at least 0 that name the place.
+
+    Returns:
+        A CPU generator. Streams of different places or seeds are unrelated, and the
+        global streams are not touched.
+
+    Raises:
+        ValueError: for anything but integers of at least 0.
+
+    Example:
+        >>> first = torch.randperm(5, generator=client_stream(0, 3, 7))
+        >>> again = torch.randperm(5, generator=client_stream(0, 3, 7))
+        >>> torch.equal(first, again)
+        True
+    """
+    for number in (seed, *place):
+        if not isinstance(number, Integral) or number < 0:
+            raise ValueError(
+                f"seed, round and client name a random stream and must be integers of "
+                f"at least 0, got {number!r}."
+            )
+    # The length goes in as well: NumPy takes trailing zeros for absent.
+    words = np.random.SeedSequence((len(place), seed, *place)).generate_state(2)
+    return torch.Generator().manual_seed((int(words[0]) << 31) ^ int(words[1]))

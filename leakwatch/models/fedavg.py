@@ -1,0 +1,237 @@
+"""A LightningModule that trains any of the architectures by federated averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from leakwatch.federated import (
+    Buffers,
+    LocalTraining,
+    Round,
+    average_updates,
+    train_client,
+)
+from leakwatch.federated.objective import Objective
+from leakwatch.federated.streams import client_stream
+from leakwatch.models.classifier import Batch, LitClassifier
+
+
+@final
+class FedAvgModule(L.LightningModule):
+    """Image classifier trained by federated averaging; `forward(x)` gives logits.
+
+    McMahan et al. (AISTATS 2017). An epoch is a communication round: its one batch
+    holds the samples of the clients that answer, as (input, label, client), which
+    `leakwatch.datamodules.ClientsDataModule` gives. Each client trains from the
+    server's weights (`leakwatch.federated.train_client`), and the average becomes the
+    server's weights in what counts as one optimiser step. So `max_epochs` is the
+    number of rounds, and callbacks such as `LeakageMonitor(every_n_epochs=5)` see the
+    server's network after every fifth round.
+
+    Everything random depends on `seed`, the Trainer's epoch and the client only: a
+    run resumed from a checkpoint equals an uninterrupted one, and both equal
+    `leakwatch.federated.FederatedAveraging` with the same clients, bit by bit.
+
+    Logs, once an epoch: `train/loss` (mean over the clients' local steps, before each
+    of them), `train/clients` (how many answered), `val/loss`, `val/acc`, `test/loss`,
+    `test/acc` (loss in nats, accuracy in [0, 1] over samples).
+
+    Args:
+        model: A registered name (`registered_models()`), or a module of your own
+            whose `forward(x)` gives logits (B, num_classes).
+        model_args: Further keywords of a registered architecture.
+        num_classes: Number of classes, at least 2.
+        in_channels: Channels of the input image; unused with a module of your own.
+        image_size: Side of a square image, or (height, width), in pixels; unused
+            with a module of your own.
+        initialization: As of `LitClassifier`.
+        epochs: E, a client's passes over its samples in a round.
+        batch_size: B, samples in each local step; the last of an epoch may be smaller.
+        lr: Learning rate of the local steps.
+        momentum: Of the local steps, in [0, 1); each round starts without.
+        weight_decay: Of the local steps, at least 0.
+        freeze_batchnorm: Whether BatchNorm keeps its running statistics.
+        buffers: "averaged" or "kept": what the server does with the clients'
+            statistics.
+        seed: Of the clients' shuffling and dropout, at least 0.
+
+    Attributes:
+        last_round: The round just completed, with what each client sent and held;
+            None before the first. Not part of a checkpoint.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: An argument out of range, or a name that is not registered.
+
+    Example:
+        >>> module = FedAvgModule("femnist_cnn", epochs=10, batch_size=10, lr=0.004)
+        >>> module(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        model: str | nn.Module = "femnist_cnn",
+        model_args: dict[str, Any] | None = None,
+        num_classes: int = 10,
+        in_channels: int = 1,
+        image_size: int | tuple[int, int] = 28,
+        initialization: str = "default",
+        epochs: int = 1,
+        batch_size: int = 10,
+        lr: float = 0.004,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        freeze_batchnorm: bool = True,
+        buffers: Buffers = "averaged",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.training_settings = LocalTraining(
+            epochs, batch_size, lr, momentum, weight_decay
+        )
+        client_stream(seed)  # raises early
+        if buffers not in ("averaged", "kept"):
+            raise ValueError(f"buffers must be 'averaged' or 'kept', got {buffers!r}.")
+        self.save_hyperparameters(
+            ignore=["model"] if isinstance(model, nn.Module) else []
+        )
+        # It builds and checks the network; training is another matter here.
+        self.model = LitClassifier(
+            model, model_args, num_classes, in_channels, image_size, initialization
+        ).model
+        self.automatic_optimization = False
+        self.num_classes = num_classes
+        self.freeze_batchnorm = freeze_batchnorm
+        self.buffers_policy: Buffers = buffers
+        self.seed = seed
+        self.last_round: Round | None = None
+        self.val_acc = MulticlassAccuracy(num_classes, average="micro")
+        self.test_acc = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return logits of the server's network."""
+        logits: Tensor = self.model(x)
+        return logits
+
+    def setup(self, stage: str) -> None:
+        """Refuse what would not be federated averaging.
+
+        Raises:
+            RuntimeError: Several processes, a gradient scaler, or a callback that
+                defends gradients, which nobody shares here.
+        """
+        if stage != "fit":
+            return
+        trainer: Any = self.trainer
+        if trainer.world_size > 1:
+            raise RuntimeError(
+                f"FedAvgModule simulates all clients in one process, but the Trainer "
+                f"has {trainer.world_size}; use devices=1."
+            )
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise RuntimeError(
+                f"clients train in full precision, and there are no gradients that "
+                f"precision={trainer.precision!r} could scale; use precision='32-true'."
+            )
+        # By name: models don't know callbacks.
+        if any(type(c).__name__ == "GradientDefense" for c in trainer.callbacks):
+            raise RuntimeError(
+                "GradientDefense perturbs the gradient of an optimiser's step, but in "
+                "federated averaging clients share weights, which it would leave as "
+                "they are; remove it."
+            )
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        """Run one communication round on (samples, labels, clients).
+
+        Raises:
+            TypeError: The batch doesn't say whose each sample is.
+            ValueError: A client's training diverged.
+        """
+        if len(batch) != 3:
+            raise TypeError(
+                f"a batch must hold samples, labels and clients, got {len(batch)} "
+                f"tensors; wrap the data: ClientsDataModule(data, 'dirichlet')."
+            )
+        x, y, owners = batch
+        updates = tuple(
+            train_client(
+                self.model,
+                x[owners == client],
+                y[owners == client],
+                self.training_settings,
+                client=client,
+                round=self.current_epoch,
+                seed=self.seed,
+                freeze_batchnorm=self.freeze_batchnorm,
+            )
+            for client in sorted(set(owners.tolist()))
+        )
+        weights, buffers = average_updates(updates, self.buffers_policy)
+        optimizer: Any = self.optimizers()
+        optimizer.step(closure=lambda: Objective(self.model).put(weights, buffers))
+        self.last_round = Round(self.current_epoch, updates, weights, buffers)
+        for key, value in (
+            ("loss", self.last_round.loss),
+            ("clients", float(len(updates))),
+        ):
+            self.log(
+                f"train/{key}",
+                value,
+                on_step=False,
+                on_epoch=True,
+                prog_bar=key == "loss",
+                batch_size=1,
+            )
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy of a validation batch."""
+        self._evaluate("val", batch, self.val_acc)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy of a test batch."""
+        self._evaluate("test", batch, self.test_acc)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return what counts rounds as optimiser steps."""
+        return _Server(self.model.parameters())
+
+    def _evaluate(self, stage: str, batch: Batch, accuracy: MulticlassAccuracy) -> None:
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        accuracy(logits, y)
+        for key, value, bar in (("loss", loss, False), ("acc", accuracy, True)):
+            self.log(
+                f"{stage}/{key}",
+                value,
+                on_step=False,
+                on_epoch=True,
+                prog_bar=bar and stage == "val",
+                batch_size=len(x),
+            )
+
+
+@final
+class _Server(torch.optim.Optimizer):
+    """Its step is what the closure does: the average takes the weights' place.
+
+    Checkpoints, schedules and callbacks count optimiser steps.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        return None if closure is None else closure()

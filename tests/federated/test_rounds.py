@@ -1,0 +1,188 @@
+"""Rounds of federated averaging against what the algorithm says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leakwatch.federated import (
+    FederatedAveraging,
+    LocalTraining,
+    answering_clients,
+    average_updates,
+    train_client,
+)
+
+from .problems import cnn, normalised, samples
+
+HOW = LocalTraining(epochs=2, batch_size=3, lr=0.1, momentum=0.5)
+SIZES = (4, 7, 5, 9, 3, 6)
+
+
+def clients() -> list[tuple[Tensor, Tensor]]:
+    return [samples(n, seed=i) for i, n in enumerate(SIZES)]
+
+
+def server(net: Any = None, **kwargs: Any) -> FederatedAveraging:
+    return FederatedAveraging(
+        cnn() if net is None else net, clients(), HOW, **{"seed": 1, **kwargs}
+    )
+
+
+def flat(net: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_round_is_the_weighted_average_of_its_clients() -> None:
+    net = cnn()
+    simulation = server(net, share=0.5)
+    for number in range(2):
+        start = copy.deepcopy(net)
+        found = simulation.step()
+        chosen = answering_clients(6, 0.5, round=number, seed=1)
+        assert [u.client for u in found.updates] == list(chosen)
+        total = torch.zeros_like(flat(start))
+        for client in chosen:
+            x, y = clients()[client]
+            own = train_client(start, x, y, HOW, client=client, round=number, seed=1)
+            total += own.final * SIZES[client]
+        expected = total / sum(SIZES[client] for client in chosen)
+        torch.testing.assert_close(flat(net), expected, rtol=1e-14, atol=1e-15)
+        assert_equal(found.weights, flat(net))
+        losses = [float(u.losses.mean()) * u.samples for u in found.updates]
+        assert found.loss == pytest.approx(
+            sum(losses) / sum(u.samples for u in found.updates)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_client_is_its_own_average(dtype: torch.dtype) -> None:
+    net = normalised().to(dtype)
+    x, y = samples(7)
+    update = train_client(net, x, y, HOW, freeze_batchnorm=False)
+    weights, buffers = average_updates([update])
+    assert_equal(weights, update.final)
+    assert_equal(buffers, update.buffers)
+
+
+def test_one_full_batch_step_of_everyone_is_a_step_on_all_samples() -> None:
+    net = cnn()
+    x = torch.cat([x for x, _ in clients()])
+    y = torch.cat([y for _, y in clients()])
+    how = LocalTraining(epochs=1, batch_size=100, lr=0.1)
+    expected = train_client(net, x, y, how).final
+    FederatedAveraging(net, clients(), how).step()
+    torch.testing.assert_close(flat(net), expected, rtol=1e-13, atol=1e-14)
+
+
+def test_buffers_are_averaged_or_kept() -> None:
+    nets = normalised(), normalised()
+    before = {k: v.clone() for k, v in nets[0].named_buffers()}
+    found = server(nets[0], freeze_batchnorm=False).step()
+    server(nets[1], freeze_batchnorm=False, buffers="kept").step()
+    assert_equal(flat(nets[0]), flat(nets[1]))
+    assert_equal(dict(nets[1].named_buffers()), before)
+    means = torch.stack([u.buffers["1.running_mean"] for u in found.updates])
+    sizes = torch.tensor([u.samples for u in found.updates], dtype=torch.float64)
+    torch.testing.assert_close(
+        nets[0][1].running_mean, sizes @ means / sizes.sum(), rtol=1e-13, atol=1e-15
+    )
+    steps = [HOW.steps(n) for n in SIZES]
+    mean = sum(n * t for n, t in zip(SIZES, steps, strict=True)) / sum(SIZES)
+    assert int(nets[0][1].num_batches_tracked) == round(mean)
+
+
+def test_resumed_equals_uninterrupted() -> None:
+    net = normalised()
+    simulation = server(net, share=0.5, freeze_batchnorm=False)
+    list(simulation.run(4))
+
+    first = server(normalised(), share=0.5, freeze_batchnorm=False)
+    list(first.run(2))
+    state = first.state_dict()
+    list(first.run(1))
+    torch.manual_seed(7)
+    second = server(normalised(3), share=0.5, freeze_batchnorm=False)
+    second.load_state_dict(state)
+    list(second.run(2))
+    assert second.completed == 4
+    assert_equal(second.module.state_dict(), net.state_dict())
+    with pytest.raises(ValueError, match="seed=1"):
+        server(seed=2).load_state_dict(state)
+
+
+def test_rounds_train() -> None:
+    bright = [(x.clone(), y) for x, y in clients()]
+    for x, y in bright:
+        for image, label in zip(x, y, strict=True):
+            image[:, 2 * label : 2 * label + 2] += 1
+    simulation = FederatedAveraging(cnn(), bright, HOW)
+    losses = [found.loss for found in simulation.run(12)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 40), (0.1, 4), (0.01, 1)])
+def test_a_share_answers(share: float, count: int) -> None:
+    for number in range(5):
+        found = answering_clients(40, share, round=number)
+        assert len(set(found)) == len(found) == count
+        assert list(found) == sorted(found)
+        assert 0 <= found[0] <= found[-1] < 40
+
+
+def test_everybody_answers_as_often() -> None:
+    for how in ("count", "chance"):
+        counts = torch.zeros(20)
+        sizes = []
+        for number in range(500):
+            found = answering_clients(20, 0.3, answering=how, round=number)
+            counts[list(found)] += 1
+            sizes.append(float(len(found)))
+        # Binomial, 500 draws of 0.3: six standard deviations.
+        torch.testing.assert_close(counts, torch.full((20,), 150.0), rtol=0, atol=61)
+        spread = float(torch.tensor(sizes).std())
+        expected = 0.0 if how == "count" else (20 * 0.3 * 0.7) ** 0.5
+        assert spread == pytest.approx(expected, rel=0.15)
+    assert len(answering_clients(20, 1e-9, answering="chance")) == 1
+
+
+def test_a_diverged_client_stops_the_round_and_leaves_the_server() -> None:
+    net = cnn()
+    before = flat(net)
+    how = LocalTraining(epochs=60, batch_size=2, lr=1e200)
+    simulation = FederatedAveraging(net, clients(), how)
+    with pytest.raises(ValueError, match=r"client 0 diverged in round 0.*lr=1e"):
+        simulation.step()
+    assert_equal(flat(net), before)
+    assert simulation.completed == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"share": 0.0}, "share must lie in"),
+        ({"share": 1.5}, "share must lie in"),
+        ({"answering": "all"}, "answering must be one of 'count', 'chance'"),
+        ({"buffers": "lost"}, "buffers must be one of 'averaged', 'kept'"),
+        ({"seed": -1}, "at least 0"),
+        ({"dtype": torch.float16}, "dtype must be"),
+    ],
+)
+def test_errors(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        server(**changes)
+
+
+def test_no_clients() -> None:
+    with pytest.raises(ValueError, match="at least 1 client"):
+        FederatedAveraging(cnn(), [], HOW)
+    with pytest.raises(ValueError, match="nothing to average"):
+        average_updates([])
