@@ -159,11 +159,13 @@ def test_unknown_command(
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
         f"unknown command {command!r}; {hint}commands: fit, audit, attack, "
-        "compare-inits, report."
+        "compare-inits, trade-off, report."
     )
 
 
-@pytest.mark.parametrize("command", ["audit", "attack", "compare-inits", "report"])
+@pytest.mark.parametrize(
+    "command", ["audit", "attack", "compare-inits", "trade-off", "report"]
+)
 def test_help_of_one_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert f"usage: leakwatch {command}" in capsys.readouterr().out

@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "audit": "score a finished checkpoint once",
     "attack": "invert gradients under a checkpoint, and compare with its scores",
     "compare-inits": "compare initialisations by what they give away",
+    "trade-off": "compare defenses by what they cost and what they buy",
     "report": "rebuild report.html from a recorded run",
 }
 
@@ -43,6 +44,7 @@ examples:
   leakwatch audit --config RUN/config.yaml --ckpt last.ckpt
   leakwatch attack --config RUN/config.yaml --ckpt last.ckpt
   leakwatch compare-inits --config configs/compare_inits.yaml
+  leakwatch trade-off --config configs/trade_off.yaml
   leakwatch report runs/quickstart/version_0
 
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not

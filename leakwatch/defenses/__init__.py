@@ -22,6 +22,7 @@ from leakwatch.defenses.allocations import (
 )
 from leakwatch.defenses.basis import Basis
 from leakwatch.defenses.budget import Budget, expected_norm
+from leakwatch.defenses.budgeted_pruning import PruningToBudget
 from leakwatch.defenses.covariance import Coefficients, Covariance
 from leakwatch.defenses.dpsgd import DPSGD
 from leakwatch.defenses.eigen import EigenNoise
@@ -78,6 +79,7 @@ __all__ = [
     "Observation",
     "PredictedErrors",
     "Proportional",
+    "PruningToBudget",
     "Reduction",
     "RowNorms",
     "Samples",

@@ -62,6 +62,10 @@ class EigenNoise:
     et al., "Inversion Influence Functions", NeurIPS 2023, Section 5.1 and Figure 5).
     All of it lands in the range of J, where isotropic noise spends d_x/d_θ.
 
+    It hides to first order only. How the gradient bends when the image moves along a
+    hidden direction is across the noise and stays clean, so an attacker who knows the
+    v_i recovers more than linearisation predicts, see ``docs/defenses.md``.
+
     Its directions depend on the private sample. That the noise covers what it does is
     itself information, which no score here counts.
 

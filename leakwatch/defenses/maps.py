@@ -223,8 +223,9 @@ class _Reparametrised(nn.Module):
     def __init__(self, gradients: GradientMap, through: LinearMap) -> None:
         super().__init__()
         self.base = gradients.module
-        self.phi = nn.Parameter(torch.zeros(through.rows))
-        self.phi.data = self.phi.data.to(next(self.base.parameters()).device)
+        # In the network's own arithmetic: attacks take that of the first parameter.
+        like = next(self.base.parameters())
+        self.phi = nn.Parameter(like.new_zeros(through.rows))
         self._through = through
         self._sizes = gradients.sizes()
         total = sum(self._sizes.values())

@@ -70,7 +70,9 @@ def predicted_errors(
       derivative of what is shared. With b known it does no harm.
 
     With a prior of its own shape the adaptive attacker is the best linear one, so its
-    error is the least of all.
+    error is the least of all linear ones. It is no bound: noise along the v_i leaves
+    clean what the gradient does across them, and an attacker who knows the v_i reads
+    hidden directions from its curvature, see ``docs/defenses.md``.
 
     Args:
         shared: what a defense gave for these samples, one message each.

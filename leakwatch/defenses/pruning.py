@@ -89,15 +89,7 @@ class GradientPruning:
         layers = self._layers(gradient.shape[1], samples)
         parts = torch.split(gradient.abs(), layers, dim=1)
         kept = torch.cat([_largest(part, self.share) for part in parts], dim=1)
-        nothing = torch.zeros(len(gradient), dtype=torch.float64).to(gradient.device)
-        message = torch.where(kept, gradient, 0.0)
-        return Shared(
-            message,
-            gradient,
-            nothing,
-            Knowledge(kept=kept),
-            bias=message - gradient,
-        )
+        return pruned(gradient, kept)
 
     def protect_batch(
         self,
@@ -128,6 +120,25 @@ class GradientPruning:
                 f"entries; pass those of the parameters that are shared."
             )
         return list(sizes.values())
+
+
+def pruned(
+    gradient: Float[Tensor, "n d_theta"], kept: Bool[Tensor, "n d_theta"]
+) -> Shared:
+    """What is shared of gradients of which some entries are set to zero.
+
+    Args:
+        gradient: clean gradients.
+        kept: the entries that stay.
+    """
+    message = torch.where(kept, gradient, 0.0)
+    return Shared(
+        message,
+        gradient,
+        torch.zeros(len(gradient), dtype=torch.float64).to(gradient.device),
+        Knowledge(kept=kept),
+        bias=message - gradient,
+    )
 
 
 def _largest(magnitude: Tensor, share: float) -> Bool[Tensor, "n d"]:

@@ -16,6 +16,7 @@ from leakwatch.defenses import (
     GaussianNoise,
     GradientPruning,
     MixUp,
+    PruningToBudget,
     Reduction,
     RowNorms,
     Samples,
@@ -30,6 +31,7 @@ def everything() -> list[Defense]:
         GaussianNoise(Budget(0.1)),
         GradientPruning(0.3),
         GradientPruning(0.3, "layer"),
+        PruningToBudget(Budget(0.3)),
         EigenNoise(Budget(0.1), "smallest"),
         EigenNoise(Budget(0.1), RowNorms(probes=4)),
         DPSGD(0.5, 0.1),
@@ -112,6 +114,30 @@ def test_pruning_takes_exactly_its_share_whatever_rounding_makes_of_it() -> None
         torch.arange(1.0, 101.0)[None], generator=torch.Generator()
     )
     assert int((made.gradient == 0).sum()) == 29
+
+
+def test_pruning_to_a_budget_takes_what_it_pays_for() -> None:
+    # Squares, smallest first: 1/4, 1/4, 1, 4, 9.
+    for budget, left in (
+        (0.0, [3.0, -1.0, 2.0, 0.5, -0.5]),
+        (0.6, [3.0, -1.0, 2.0, 0.0, -0.5]),
+        (math.sqrt(0.5), [3.0, -1.0, 2.0, 0.0, 0.0]),
+        (1.2247, [3.0, -1.0, 2.0, 0.0, 0.0]),
+        (1.2248, [3.0, 0.0, 2.0, 0.0, 0.0]),
+        (math.sqrt(14.5), [0.0] * 5),
+    ):
+        prune = PruningToBudget(Budget(budget, "norm"))
+        made = prune.protect(G[:1], generator=torch.Generator())
+        assert made.gradient[0].tolist() == left
+        assert float(made.delta.norm()) <= budget + 1e-12
+    whole = PruningToBudget(Budget(1.0)).protect(G, generator=torch.Generator())
+    assert not bool(whole.gradient.any())
+    part = PruningToBudget(Budget(0.5)).protect(G, generator=torch.Generator())
+    kept = part.knowledge.kept
+    assert kept is not None
+    share = GradientPruning(float((~kept[0]).double().mean()))
+    same = share.protect(G[:1], generator=torch.Generator())
+    assert torch.equal(part.gradient[0], same.gradient[0])
 
 
 def test_pruning_by_layer_takes_its_share_of_each(samples: Samples) -> None:

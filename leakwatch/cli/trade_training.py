@@ -1,0 +1,144 @@
+"""Training under a defense with Lightning, as a trade-off asks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast, final
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from torch import Tensor, nn
+
+from leakwatch.callbacks import GradientDefense
+from leakwatch.callbacks.observing import observing
+from leakwatch.defenses import Defense, Reduction
+from leakwatch.studies import Applied
+from leakwatch.studies.trade_off_study import Accuracy
+
+__all__ = ["LightningTraining", "accuracy_on"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LightningTraining:
+    """Trains a network with :class:`leakwatch.callbacks.GradientDefense` in between.
+
+    The validation loop is left out: it draws from the global generators.
+
+    Args:
+        trainer: Keywords of ``Trainer``: how long, on what.
+        data: Where batches come from; None: the module itself.
+        reduction: How the training loss combines samples.
+
+    Example:
+        >>> LightningTraining({"max_epochs": 1}, None).trainer["max_epochs"]
+        1
+    """
+
+    trainer: Mapping[str, Any]
+    data: LightningDataModule | None
+    reduction: Reduction = "mean"
+
+    def __call__(
+        self, module: nn.Module, defense: Defense | None, seed: int
+    ) -> Applied | None:
+        """Train in place.
+
+        Args:
+            module: A LightningModule.
+            defense: None for none.
+            seed: Of its noise.
+
+        Returns:
+            What the optimiser really consumed; None without a defense.
+
+        Raises:
+            RuntimeError: What can't be defended, or diverges.
+        """
+        callback = None
+        if defense is not None:
+            callback = GradientDefense(defense, reduction=self.reduction, seed=seed)
+        device = next(module.parameters()).device
+        with _without_info():
+            trainer = Trainer(
+                **{
+                    **self.trainer,
+                    "callbacks": [] if callback is None else [callback],
+                    "logger": False,
+                    "enable_checkpointing": False,
+                    "enable_progress_bar": False,
+                    "enable_model_summary": False,
+                    "limit_val_batches": 0,
+                    "num_sanity_val_steps": 0,
+                }
+            )
+            trainer.fit(cast(LightningModule, module), datamodule=self.data)
+        module.to(device)
+        if callback is None:
+            return None
+        done = callback.summary
+        if done.steps == 0:
+            raise RuntimeError(
+                "training took no step, so that the defense defended nothing; set "
+                "trainer.max_epochs or trainer.max_steps to at least 1."
+            )
+        return Applied(
+            steps=done.steps,
+            asked=done.asked,
+            norm=done.applied,
+            relative=done.relative,
+            seconds=done.seconds,
+        )
+
+
+def accuracy_on(
+    data: LightningDataModule | LightningModule, split: Literal["test", "val"]
+) -> Accuracy:
+    """A function that measures the accuracy of a network on a split.
+
+    Args:
+        data: Whose loader gives batches (x, y).
+        split: Which.
+
+    Raises:
+        ValueError: It has no such samples.
+    """
+    if isinstance(data, LightningDataModule) and split == "test":
+        data.setup("test")
+    try:
+        loader = data.test_dataloader() if split == "test" else data.val_dataloader()
+    except Exception as error:
+        raise ValueError(
+            f"there are no {split} samples to measure accuracy on ({error}); choose "
+            f"another --trade_off.accuracy_on, test or val."
+        ) from None
+    batches = cast(Iterable[Sequence[Tensor]], loader)
+
+    def accuracy(module: nn.Module) -> float:
+        device = next(module.parameters()).device
+        right = total = 0
+        with observing(module), torch.no_grad():
+            module.eval()
+            for x, y in batches:
+                right += int((module(x.to(device)).argmax(1).cpu() == y).sum())
+                total += len(y)
+        if total == 0:
+            raise ValueError(f"the {split} samples are none; accuracy needs some.")
+        return right / total
+
+    return accuracy
+
+
+@contextmanager
+def _without_info() -> Iterator[None]:
+    """Leave out what Lightning repeats at the start and end of every training."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

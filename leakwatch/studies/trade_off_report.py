@@ -1,0 +1,186 @@
+"""Figure and page of a trade-off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from leakwatch.reporting import plotting
+from leakwatch.reporting.extras import require
+from leakwatch.reporting.frame import html_page
+from leakwatch.reporting.markup import esc, figure_panel, section, table
+from leakwatch.reporting.quantities import HIGHER_LESS, HIGHER_MORE, Quantity
+from leakwatch.reporting.words import count, number
+from leakwatch.studies.trade_off_grid import NONE
+from leakwatch.studies.trade_off_outcomes import Attacker
+from leakwatch.studies.trade_off_rows import TradeOffRow
+from leakwatch.studies.trade_off_table import columns, notes
+
+if TYPE_CHECKING:
+    from leakwatch.studies.trade_off_result import TradeOff
+
+_WHO: Final[dict[Attacker, str]] = {
+    "adaptive": "who knows what the defense did to this message",
+    "estimating": "who knows the defense and guesses what it did",
+    "naive": "who takes all noise for isotropic",
+}
+
+
+def trade_off_figure(found: TradeOff) -> Any:
+    """Privacy against utility: a line for each defense, a point for each budget.
+
+    Accuracy to the right; a menu chooses what exposure is measured by. The star is
+    training without a defense. What is not known is not drawn, and named below.
+
+    Raises:
+        ModuleNotFoundError: plotly is not installed.
+    """
+    graph = require("plotly.graph_objects", "The figure of a trade-off")
+    rows = found.summary
+    groups: dict[str, list[Any]] = {}
+    layouts: dict[str, dict[str, Any]] = {}
+    about: dict[str, Quantity] = {}
+    for quantity, values in _quantities(found):
+        if all(math.isnan(value) for value in values):
+            continue
+        about[quantity.name] = quantity
+        groups[quantity.name] = _lines(graph, found, rows, values)
+        layouts[quantity.name] = {"yaxis.title.text": plotting.axis_title(quantity)}
+    figure = plotting.new_figure(
+        "Privacy against utility",
+        f"a point is one budget ({found.unit}); star: no defense; "
+        f"attacked: {found.settings.get('attack', '')}",
+        480,
+    )
+    figure.update_xaxes(title_text="test accuracy", tickformat=".1%")
+    if groups:
+        plotting.add_menu(figure, groups, layouts, about)
+    else:
+        figure.add_annotation(**plotting.note("No cell of the grid could be measured."))
+    return figure
+
+
+def trade_off_page(found: TradeOff) -> str:
+    """The report: figure, table and what failed, one HTML file without network.
+
+    Raises:
+        ModuleNotFoundError: plotly is not installed.
+    """
+    remarks = "".join(f"<li>{esc(note)}</li>" for note in notes(found))
+    who = "".join(
+        f"<li><strong>{esc(name)}</strong>: {esc(_WHO[name])}</li>"
+        for name in found.attackers
+    )
+    settings = "; ".join(f"{k} = {v}" for k, v in found.settings.items())
+    body = section(
+        "trade-off",
+        "Attacks against accuracy",
+        figure_panel("fig-trade-off", trade_off_figure(found)),
+        _table(found),
+        f'<ul class="limits">{remarks}</ul>' if remarks else "",
+    )
+    body += section(
+        "about",
+        "About",
+        f'<p class="soft">Attackers:</p><ul class="limits">{who}</ul>',
+        '<p class="soft">PSNR: higher = more exposed; medians over samples, and the '
+        "most exposed one. Not known is not safe. Every message that is attacked is "
+        "the gradient of one sample.</p>",
+        f'<p class="soft">{esc(settings)}</p>',
+    )
+    seeds = len({cell.seed for cell in found.cells})
+    return html_page(
+        title="leakwatch: trade-off",
+        heading="What a defense costs, and what it buys",
+        about=", ".join(
+            count(size, noun)
+            for size, noun in (
+                (len(found.defenses) - 1, "defense"),
+                (len(found.cells), "training"),
+                (seeds, "seed"),
+            )
+        ),
+        body=body,
+    )
+
+
+def _quantities(found: TradeOff) -> list[tuple[Quantity, list[float]]]:
+    rows = found.summary
+    out: list[tuple[Quantity, list[float]]] = []
+    for who in reversed(found.attackers):
+        out += [
+            (
+                Quantity(f"{who}_psnr", "dB", HIGHER_MORE, "Median PSNR of attacks."),
+                [row.psnr[who] for row in rows],
+            ),
+            (
+                Quantity(f"{who}_worst_psnr", "dB", HIGHER_MORE, "The largest PSNR."),
+                [row.worst[who] for row in rows],
+            ),
+            (
+                Quantity(f"{who}_predicted_psnr", "dB", HIGHER_MORE, "Predicted PSNR."),
+                [row.predicted[who] for row in rows],
+            ),
+            (
+                Quantity(f"{who}_lpips", "", HIGHER_LESS, "Median LPIPS."),
+                [row.lpips[who] for row in rows],
+            ),
+        ]
+    return out
+
+
+def _lines(
+    graph: Any, found: TradeOff, rows: Sequence[TradeOffRow], values: Sequence[float]
+) -> list[Any]:
+    colours = [plotting.BLUE, *plotting.LINES, plotting.GREY]
+    traces = []
+    for i, name in enumerate(found.defenses):
+        mine = [(r, v) for r, v in zip(rows, values, strict=True) if r.defense == name]
+        star = name == NONE
+        traces.append(
+            graph.Scatter(
+                x=plotting.drawable([r.accuracy for r, _ in mine]),
+                y=plotting.drawable([v for _, v in mine]),
+                mode="markers" if star else "lines+markers",
+                name=plotting.short(name),
+                marker={
+                    "size": 15 if star else 9,
+                    "symbol": "star" if star else "circle",
+                    "color": "#222222" if star else colours[(i - 1) % len(colours)],
+                },
+                customdata=[_hover(r, found.unit) for r, _ in mine],
+                hovertemplate="%{customdata}<br>%{y:.4g}<extra></extra>",
+            )
+        )
+    return traces
+
+
+def _hover(row: TradeOffRow, unit: str) -> str:
+    missing = sum(row.inconclusive.values())
+    return (
+        plotting.text(row.defense)
+        + (f", {number(row.budget)} {unit}" if row.budget else "")
+        + f"<br>accuracy {row.accuracy:.3f}"
+        + (f"<br>{missing} attacks inconclusive" if missing else "")
+        + (f"<br>{row.failed} of {row.cells} runs failed" if row.failed else "")
+    )
+
+
+def _table(found: TradeOff) -> str:
+    head, lines = columns(found)
+    return table(
+        [f"<th>{esc(h)}</th>" for h in head],
+        [
+            "<tr>"
+            + "".join(
+                f'<td class="name">{esc(cell)}</td>'
+                if i == 0
+                else f'<td class="num">{esc(cell)}</td>'
+                for i, cell in enumerate(line)
+            )
+            + "</tr>"
+            for line in lines
+        ],
+        "Accuracy and attacks by defense and budget",
+    )

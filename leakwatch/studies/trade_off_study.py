@@ -1,0 +1,247 @@
+"""What a defense costs in accuracy, and what it buys against attacks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from leakwatch.attacks import Attack
+from leakwatch.attacks.starts import StartKind
+from leakwatch.defenses import Budget, Defense
+from leakwatch.defenses.budget import Unit
+from leakwatch.defenses.checks import check_count, check_number
+from leakwatch.gradients import Criterion
+from leakwatch.isolation import isolated_rng
+from leakwatch.status import Status, describe_error
+from leakwatch.studies.initializations import _seeds
+from leakwatch.studies.paper_attacks import engine
+from leakwatch.studies.trade_off_attack import ProbeAttack
+from leakwatch.studies.trade_off_grid import (
+    NONE,
+    MakeDefense,
+    named_budgets,
+    named_defenses,
+)
+from leakwatch.studies.trade_off_outcomes import ATTACKERS, Attacker
+from leakwatch.studies.trade_off_result import TradeOff
+from leakwatch.studies.trade_off_rows import Applied, Cell, TradeOffRow
+from leakwatch.studies.trade_off_table import decibels
+
+__all__ = ["Accuracy", "TrainUnder", "trade_off"]
+
+TrainUnder: TypeAlias = Callable[[nn.Module, Defense | None, int], Applied | None]
+"""Trains a network in place with what a defense shares in place of its gradients. The
+last argument seeds the noise; order of data and dropout follow the global generators,
+which are seeded the same for every defense."""
+
+Accuracy: TypeAlias = Callable[[nn.Module], float]
+"""Share of test samples that a network classifies correctly, in [0, 1]."""
+
+
+def trade_off(
+    module: nn.Module,
+    x: Float[Tensor, "n ..."],
+    y: Int[Tensor, " n"],
+    train: TrainUnder,
+    accuracy: Accuracy,
+    *,
+    defenses: Sequence[str] | Mapping[str, MakeDefense] = (
+        "gaussian",
+        "pruning",
+        "eigen-diagonal",
+        "eigen-smallest",
+        "eigen-waterfill",
+    ),
+    budgets: Sequence[float | Budget] = (0.1, 1.0),
+    unit: Unit = "relative",
+    seeds: int | Sequence[int] = 1,
+    attack: str | Attack = "gauss-newton",
+    steps: int = 40,
+    attackers: Sequence[Attacker] = ("naive", "adaptive"),
+    start: StartKind = "uniform",
+    radius: float = 0.1,
+    restarts: int = 1,
+    directions: int = 50,
+    box: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    data_range: float = 1.0,
+    prior_std: float | None = None,
+    prior_mean: Float[Tensor, "*sample"] | None = None,
+    criterion: Criterion | None = None,
+    index: Sequence[int] | None = None,
+    class_names: Sequence[str] | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> TradeOff:
+    """Trains one network under each defense and budget, and attacks what it shares.
+
+    Every training begins with the same weights and sees the same data in the same
+    order; training without a defense is always among them. Then the gradient of each
+    sample is shared under the same defense and budget, a message of its own, as of a
+    client with a single sample, and attacked by those who don't and who do know the
+    defense. A cell that fails is recorded with its reason, and the others go on.
+
+    Budgets are compared at equal ‖δ‖, as the unit states it: of a step's gradient in
+    training, of a sample's in attacks. What was really applied is in the result.
+
+    Args:
+        module: the network with the weights that all begin with; left as it was.
+            ``forward(x)`` gives logits.
+        x: samples to attack, network inputs.
+        y: their class indices.
+        train: ``train(network, defense, seed)`` trains a copy of the network in place;
+            ``defense`` is ``None`` for none. It may return what was really applied.
+        accuracy: ``accuracy(network)`` on data that was not trained on.
+        defenses: of :data:`leakwatch.studies.trade_off_grid.DEFENSES`, or functions of
+            a :class:`leakwatch.defenses.Budget` by name.
+        budgets: numbers in ``unit``, or budgets of one unit.
+        unit: ``"relative"`` to ‖g‖, ``"norm"``, or ``"std"`` of each entry.
+        seeds: of data order and noise; a number stands for 0, 1, 2, …
+        attack: ``"gauss-newton"``, another preset, or an attack object. Gauss–Newton
+            without a prior gets that of the samples.
+        steps: of the attack.
+        attackers: ``"naive"``, ``"estimating"``, ``"adaptive"``: see
+            :data:`leakwatch.studies.trade_off_outcomes.Attacker`.
+        start: where attacks begin; ``"near"`` is the worst case, in which directions
+            that a message does not show stay near the truth unless a prior is told of
+            noise.
+        radius: of a near start, network-input units.
+        restarts: tries for each message.
+        directions: how many ``eigen-smallest`` hides.
+        box: R of ``eigen-waterfill`` and ``eigen-input_space``, pixel units. Default:
+            ``prior_std``.
+        mean: per channel, of the normalisation that made ``x``.
+        std: the same. Defenses work in network-input units; predictions and ``box``
+            are converted by the root mean square over channels.
+        data_range: largest pixel value, the smallest being 0.
+        prior_std: R of attackers and predictions, pixel units. Default: that of pixels
+            uniform on their range.
+        prior_mean: mean image, pixel units. Default: mid-grey.
+        criterion: one loss per sample, see :class:`leakwatch.GradientMap`.
+        index: data-set indices of the samples. Default: 0, 1, 2, …
+        class_names: for the report.
+        progress: called with a line of text after each cell.
+
+    Returns:
+        All cells, and what follows from them.
+
+    Raises:
+        TypeError: for a defense, budget or attack of a wrong kind.
+        ValueError: for an unknown defense, an empty grid, budgets of several units, or
+            other bad arguments; quotes them, before anything is trained.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 3))
+        >>> x = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
+        >>> found = trade_off(net, x, torch.tensor([0, 2]), lambda *_: None,
+        ...                   lambda _: 0.5, defenses=["gaussian"], budgets=[1.0])
+        >>> [row.defense for row in found.summary]
+        ['none', 'gaussian']
+    """
+    grid = named_budgets(budgets, unit)
+    top = check_number("data_range", data_range)
+    spread = top / math.sqrt(12) if prior_std is None else prior_std
+    attacking = ProbeAttack(
+        x=x,
+        y=y,
+        index=tuple(range(len(x))) if index is None else tuple(index),
+        engine=engine(attack, steps),
+        attackers=_chosen(attackers),
+        start=start,
+        radius=radius,
+        restarts=check_count("restarts", restarts),
+        mean=None if mean is None else tuple(mean),
+        std=None if std is None else tuple(std),
+        data_range=top,
+        prior_std=check_number("prior_std", spread),
+        prior_mean=prior_mean,
+        criterion=criterion,
+    )
+    attacking.check(module)
+    made = named_defenses(
+        defenses,
+        directions=directions,
+        box=check_number("box", spread if box is None else box) / attacking.scale,
+    )
+    plan: list[tuple[str, float, Defense | None]] = [(NONE, 0.0, None)]
+    plan += [
+        (name, budget.value, make(budget))
+        for name, make in made.items()
+        for budget in grid
+    ]
+    cells = []
+    for seed in _seeds(seeds):
+        for name, value, defense in plan:
+            cell = _cell(
+                module, train, accuracy, attacking, (name, value, seed), defense
+            )
+            cells.append(cell)
+            if progress is not None:
+                progress(_line(cell, attacking.attackers, grid[0].unit))
+    return TradeOff(
+        cells=tuple(cells),
+        attackers=attacking.attackers,
+        unit=grid[0].unit,
+        settings={
+            "network": type(module).__name__,
+            "attack": attacking.engine.name,
+            "steps": steps,
+            "start": start,
+            "restarts": restarts,
+            "samples": len(x),
+            "directions": directions,
+            "box": spread if box is None else box,
+            "prior_std": spread,
+            "unit": grid[0].unit,
+        },
+        class_names=None if class_names is None else tuple(class_names),
+    )
+
+
+def _cell(
+    module: nn.Module,
+    train: TrainUnder,
+    accuracy: Accuracy,
+    attacking: ProbeAttack,
+    place: tuple[str, float, int],
+    defense: Defense | None,
+) -> Cell:
+    """One cell; an exception becomes its status."""
+    seed = place[2]
+    reached, applied = math.nan, None
+    try:
+        net = copy.deepcopy(module)
+        with isolated_rng(seed):
+            applied = train(net, defense, seed)
+        reached = float(accuracy(net))
+        attacked = attacking.run(net, defense, seed)
+    except Exception as error:
+        failed = Status("failed", describe_error(error))
+        return Cell(*place, accuracy=reached, applied=applied, status=failed)
+    return Cell(*place, accuracy=reached, attacked=attacked, applied=applied)
+
+
+def _chosen(attackers: Sequence[Attacker]) -> tuple[Attacker, ...]:
+    given = (attackers,) if isinstance(attackers, str) else tuple(attackers)
+    unknown = [who for who in given if who not in ATTACKERS]
+    if unknown or not given:
+        raise ValueError(
+            f"attackers must be some of {', '.join(ATTACKERS)}, got {attackers!r}."
+        )
+    return tuple(who for who in ATTACKERS if who in given)
+
+
+def _line(cell: Cell, attackers: tuple[Attacker, ...], unit: Unit) -> str:
+    name = cell.defense + (f" {cell.budget:g} {unit}" if cell.budget else "")
+    if not cell.status.usable:
+        return f"{name}, seed {cell.seed}: {cell.status}"
+    row = TradeOffRow.of([cell], attackers, cell.seed)
+    found = ", ".join(f"{who} {decibels(row.psnr[who])}" for who in attackers)
+    accuracy = f"accuracy {100 * cell.accuracy:.1f} %"
+    return f"{name}, seed {cell.seed}: {accuracy}; attacks, dB: {found}"
