@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from leakwatch.attacks.result import Reconstruction
     from leakwatch.attacks.sharing import SharedGradient
     from leakwatch.attacks.starts import Start
+    from leakwatch.attacks.update_api import attack_update
+    from leakwatch.attacks.update_result import UpdateReconstruction
+    from leakwatch.attacks.update_simulation import SimulationAttack
+    from leakwatch.attacks.update_surrogate import SurrogateAttack
 
 __all__ = [
     "Attack",
@@ -35,8 +39,12 @@ __all__ = [
     "Progress",
     "Reconstruction",
     "SharedGradient",
+    "SimulationAttack",
     "Start",
+    "SurrogateAttack",
+    "UpdateReconstruction",
     "attack",
+    "attack_update",
     "infer_labels",
 ]
 
@@ -50,8 +58,12 @@ _HOME = {
     "Progress": "protocol",
     "Reconstruction": "result",
     "SharedGradient": "sharing",
+    "SimulationAttack": "update_simulation",
     "Start": "starts",
+    "SurrogateAttack": "update_surrogate",
+    "UpdateReconstruction": "update_result",
     "attack": "api",
+    "attack_update": "update_api",
     "infer_labels": "labels",
 }
 

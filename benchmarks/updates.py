@@ -1,0 +1,277 @@
+"""Attacks on weight updates: what they rebuild, what they cost, what batching gains.
+
+    OMP_NUM_THREADS=1 python benchmarks/updates.py [--part quality|cost|batch|all]
+        [--clients 5] [--steps 250] [--epochs 10 20 50] [--samples 10 50]
+
+The shapes of Tables 2 and 3 of Zhu, Yao and Blaschko, "Surrogate Model Extension" (ICML
+2023), at reduced size: the paper's CNN for FEMNIST, untrained, on MNIST digits from the
+folder that ``LEAKWATCH_TEST_DATA`` names; B = 10, learning rate 0.004, 250 steps of
+each attack instead of 1000 (400 for DLFA), with the published decay scaled to them.
+
+``quality``: 1 − cos and PSNR after optimal assignment, mean and standard error over
+clients. ``cost``: CPU seconds of an evaluation on one client, and the memory that it
+adds, in a process of its own.
+``batch``: CPU seconds per step of one client after the other as published (double
+backward, ``torch.optim.Adam``) and of all clients at once, in turns, the least of each.
+CPU time, because wall clocks show what else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from leakwatch.attacks import (
+    PixelScale,
+    SimulationAttack,
+    Start,
+    SurrogateAttack,
+    attack_update,
+    update_presets,
+)
+from leakwatch.attacks.priors import Priors
+from leakwatch.attacks.update_choice import opened
+from leakwatch.attacks.update_descent import Objective
+from leakwatch.attacks.update_matching import SimulationObjective
+from leakwatch.attacks.update_surrogate import SurrogateObjective
+from leakwatch.federated import LocalTraining, client_updates, train_client
+from leakwatch.gradients import GradientMap
+from leakwatch.models import FEMNISTCNN, MLP, SMELeNet
+from leakwatch.quality.assignment import align
+from leakwatch.updates import WeightUpdate
+
+MEAN, STD = [0.1307], [0.3081]
+PIXELS = PixelScale(MEAN, STD)
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "FEMNISTCNN": lambda: FEMNISTCNN(num_classes=10),
+    "SMELeNet": SMELeNet,
+    "MLP": MLP,
+}
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """5,000 MNIST digits as network inputs, and their labels."""
+    root = os.environ.get("LEAKWATCH_TEST_DATA")
+    if root is None or not (Path(root) / "MNIST").is_dir():
+        sys.exit("set LEAKWATCH_TEST_DATA to a folder that holds torchvision's MNIST.")
+    from torchvision.datasets import MNIST
+
+    data = MNIST(root, train=True, download=False)
+    pixels = data.data[:5000, None].float() / 255
+    return PIXELS.to_input(pixels), data.targets[:5000]
+
+
+def simulated(
+    net: nn.Module, clients: int, samples: int, epochs: int
+) -> tuple[WeightUpdate, Tensor]:
+    """What clients with random digits send, and their digits as pixels."""
+    x, y = digits()
+    how = LocalTraining(epochs, batch_size=10, lr=0.004)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    rows = order[: clients * samples].view(clients, samples)
+    sent = [train_client(net, x[r], y[r], how, client=i) for i, r in enumerate(rows)]
+    return client_updates(sent)[0], PIXELS.to_pixels(x[rows])
+
+
+def mean_and_error(values: Tensor) -> str:
+    """Mean and standard error over clients."""
+    error = float(values.std()) / len(values) ** 0.5
+    return f"{float(values.mean()):.3f} ± {error:.3f}"
+
+
+def quality(args: argparse.Namespace) -> None:
+    torch.manual_seed(0)
+    net = FEMNISTCNN(num_classes=10)
+    print(f"| E | N | T | attack | 1 − cos | PSNR, dB | α | CPU s |\n|{'---|' * 8}")
+    for samples in args.samples:
+        for epochs in args.epochs:
+            update, truth = simulated(net, args.clients, samples, epochs)
+            steps = epochs * -(-samples // 10)
+            for preset in args.presets:
+                if preset == "dlfa" and steps > args.most:
+                    continue
+                began = time.process_time()
+                count = args.steps // 2 if preset == "dlfa" else args.steps
+                found = attack_update(
+                    net, update, preset, steps=count, mean=MEAN, std=STD
+                )
+                taken = time.process_time() - began
+                images = PIXELS.to_pixels(found.images).clamp(0, 1)
+                errors = (align(images, truth) - truth).square().flatten(2).mean(2)
+                psnr = (-10 * errors.log10()).mean(1)
+                print(
+                    f"| {epochs} | {samples} | {steps} | {preset} | "
+                    f"{mean_and_error(found.loss)} | {mean_and_error(psnr)} | "
+                    f"{float(found.alpha.mean()):.2f} | {taken:.0f} |",
+                    flush=True,
+                )
+
+
+def cost_of(preset: str, samples: int, epochs: int, calls: int) -> None:
+    """Prints CPU seconds of an evaluation and the memory that it adds at its peak."""
+    torch.manual_seed(0)
+    net = FEMNISTCNN(num_classes=10)
+    update, _ = simulated(net, 1, samples, epochs)
+    attack, maps = update_presets.get(preset).attack, GradientMap(net)
+    assert update.labels is not None
+    with opened(maps) as path_for:
+        given = maps, update, update.labels, path_for
+        objective: Objective
+        if isinstance(attack, SimulationAttack):
+            samples *= epochs
+            estimate = attack.cost(maps, update)
+            objective = SimulationObjective(attack, *given, PIXELS, estimate)
+        else:
+            every = 0 if preset == "ig-update" else 1
+            objective = SurrogateObjective(*given, Priors(tv=0.005), every=every)
+        x, alpha = torch.randn(1, samples, 1, 28, 28), torch.tensor([0.5])
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+        before = memory("VmRSS")
+        seconds = []
+        for _ in range(calls + 1):
+            began = time.process_time()
+            objective(x, alpha, torch.tensor([0]), 0)
+            seconds.append(time.process_time() - began)
+    # The first call tries the path out.
+    print(min(seconds[1:]), memory("VmHWM") - before)
+
+
+def memory(entry: str) -> float:
+    """MiB of this process, as Linux counts them."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = [r for r in status.splitlines() if r.startswith(entry)]
+    return int(line.split()[1]) / 1024
+
+
+def cost(args: argparse.Namespace) -> None:
+    print(f"| E | N | T | attack | CPU ms per step | MiB at its peak |\n|{'---|' * 6}")
+    for epochs in args.epochs:
+        samples = max(args.samples)
+        steps = epochs * -(-samples // 10)
+        for preset in args.presets:
+            call = [sys.executable, __file__, "--part", "one", "--one", preset]
+            call += [str(samples), str(epochs), "2" if preset == "dlfa" else "10"]
+            out = subprocess.run(call, check=True, capture_output=True, text=True)
+            seconds, peak = map(float, out.stdout.split())
+            print(
+                f"| {epochs} | {samples} | {steps} | {preset} | {1000 * seconds:.1f} | "
+                f"{peak:.0f} |",
+                flush=True,
+            )
+
+
+def published(net: nn.Module, update: WeightUpdate, client: int, x: Tensor) -> Callable:
+    """A step of SME on one client as in the authors' code."""
+    assert update.labels is not None
+    y, w0, wT = update.labels[client], update.initial, update.final[client]
+    named = dict(net.named_parameters())
+    sizes = [p.numel() for p in named.values()]
+    v = (w0 - wT).split(sizes)
+    x = x.clone().requires_grad_()
+    alpha = torch.tensor(0.5, requires_grad=True)
+    adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [alpha]}])
+    low, high = PIXELS.box(x)  # type: ignore[misc]
+
+    def step() -> None:
+        adam.zero_grad()
+        w = (alpha * w0 + (1 - alpha) * wT).split(sizes)
+        parts = {k: t.view_as(p) for (k, p), t in zip(named.items(), w, strict=True)}
+        loss = nn.functional.cross_entropy(functional_call(net, parts, (x,)), y)
+        g = torch.autograd.grad(loss, list(parts.values()), create_graph=True)
+        dot = sum((a.flatten() * b).sum() for a, b in zip(g, v, strict=True))
+        squares = sum(a.square().sum() for a in g)
+        others = sum(b.square().sum() for b in v)
+        d = 1 - dot / (squares.sqrt() * others.sqrt())
+        tv = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
+        (d + 0.005 * tv).backward()
+        adam.step()
+        with torch.no_grad():
+            x.clamp_(low, high)
+            alpha.clamp_(0, 1)
+
+    return step
+
+
+def ours(
+    attack: SurrogateAttack, maps: GradientMap, update: WeightUpdate, steps: int
+) -> float:
+    """CPU seconds of an attack on all clients at once."""
+    began = time.process_time()
+    attack.changed(steps=steps).run(maps, update, pixels=PIXELS, start=Start.normal())
+    return time.process_time() - began
+
+
+def batch(args: argparse.Namespace) -> None:
+    head = "published, one by one | SME, 8 at once | gain | IG, 8 at once | SME / IG"
+    print(f"| network | N | {head} | every 4th α / IG |\n|{'---|' * 8}")
+    for name, build in NETWORKS.items():
+        for samples in (1, 2, 10):
+            torch.manual_seed(0)
+            net = build().eval()
+            update, _ = simulated(net, 8, samples, 2)
+            starts = torch.randn(8, samples, 1, 28, 28)
+            loops = [published(net, update, i, starts[i]) for i in range(8)]
+            maps = GradientMap(net)
+            rows: dict[str, list[float]] = {"plain": []}
+            attacks = {
+                "sme": SurrogateAttack(),
+                "ig": SurrogateAttack(alpha=1.0, alpha_lr=0.0),
+                "every": SurrogateAttack(alpha_every=4),
+            }
+
+            count = 8
+            for _ in range(args.repeats):
+                began = time.process_time()
+                for loop in loops:
+                    for _ in range(count // 4):
+                        loop()
+                rows["plain"].append((time.process_time() - began) / (count // 4))
+                for key, attack in attacks.items():
+                    more = ours(attack, maps, update, count + 1)
+                    more -= ours(attack, maps, update, 1)
+                    rows.setdefault(key, []).append(more / count)
+            ms = {key: 1000 * min(v) for key, v in rows.items()}
+            mid = {key: statistics.median(v) for key, v in rows.items()}
+            print(
+                f"| {name} | {samples} | {ms['plain']:.1f} ms | {ms['sme']:.1f} ms | "
+                f"{ms['plain'] / ms['sme']:.2f} | {ms['ig']:.1f} ms | "
+                f"{mid['sme'] / mid['ig']:.3f} | {mid['every'] / mid['ig']:.3f} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", default="all")
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--epochs", type=int, nargs="+", default=[10, 20, 50])
+    parser.add_argument("--samples", type=int, nargs="+", default=[10, 50])
+    parser.add_argument("--presets", nargs="+", default=["ig-update", "sme", "dlfa"])
+    parser.add_argument("--most", type=int, default=20, help="T up to which DLFA runs")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.part == "one":
+        preset, *numbers = args.one
+        cost_of(preset, *map(int, numbers))
+        return
+    for name, part in (("quality", quality), ("cost", cost), ("batch", batch)):
+        if args.part in (name, "all"):
+            print(f"\n{name}\n")
+            part(args)
+
+
+if __name__ == "__main__":
+    main()

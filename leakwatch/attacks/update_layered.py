@@ -1,0 +1,260 @@
+"""One forward for all attacks, in which each layer has weights of each attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from leakwatch.attacks.known_layers import NotLayerwiseError, known_layers
+from leakwatch.attacks.quiet import is_quiet
+from leakwatch.attacks.update_layers import Node
+from leakwatch.attacks.update_operators import operator_of
+from leakwatch.attacks.update_paths import Pulled, UpdateGraph, by_name
+from leakwatch.evaluation import SampleLoss, Weights
+from leakwatch.substitutes import Substitutes, substituting
+
+__all__ = ["LayeredPath"]
+
+
+@final
+class LayeredPath:
+    """One forward for all attacks, in which each layer has weights of each attack.
+
+    Args:
+        loss: module and criterion, inside an evaluation.
+        at: names and shapes of the weights.
+
+    Raises:
+        NotLayerwiseError: if a shared parameter belongs to no known layer.
+    """
+
+    name = "layers"
+
+    def __init__(self, loss: SampleLoss, at: Weights) -> None:
+        self._loss = loss
+        self._at = at
+        self._layers = known_layers(loss, at, "contiguous")
+        self._operators = [operator_of(layer) for layer in self._layers]
+        missing = at.shared.keys() - {n for lay in self._layers for n in lay.names}
+        if missing:
+            raise NotLayerwiseError(
+                f"{', '.join(sorted(missing))} belong to no linear, convolution or "
+                f"normalisation layer of their own"
+            )
+        self._module_names = {id(m): name for name, m in loss.named_modules()}
+        self._buffers = {name for name, _ in loss.named_buffers()}
+        self._written: set[int] = set()
+        self._settled = False
+
+    def graph(self, w: Tensor, x: Tensor, y: Tensor) -> UpdateGraph:
+        """See :class:`UpdatePath`."""
+        attacks, images = x.shape[:2]
+        weights = by_name(self._at, w)
+        while True:
+            nodes = [self._node(i, weights, attacks) for i in range(len(self._layers))]
+            batch = x.detach().flatten(0, 1)
+            if batch.ndim == 4:
+                batch = batch.contiguous(memory_format=torch.channels_last)
+            batch = batch.requires_grad_()
+            calls: list[_Call] = []
+            with self._recording(nodes, calls), Substitutes():
+                losses = self._losses(batch, y.flatten(0, 1))
+                total = losses.view(attacks, images).mean(1).sum()
+            written = {c.layer for c in calls if c.out._version != c.version}
+            if not written - self._written:
+                break
+            # Something wrote into what was recorded: from now on it gets a copy.
+            self._written |= written
+        deltas = torch.autograd.grad(
+            total,
+            [c.out for c in calls],
+            create_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        names = [layer.names for layer in self._layers]
+        return _LayeredGraph(self._at, x, batch, nodes, names, calls, list(deltas))
+
+    @substituting
+    def settle(self, x: Tensor, y: Tensor) -> None:
+        """Leaves buffers in the network, if its forward changes nothing in it.
+
+        To be called while the loss is holding, see :meth:`SampleLoss.holding`.
+
+        Args:
+            x: images of one attack, ``(images, *sample)``.
+            y: their labels.
+        """
+        if is_quiet(self._loss, self._tensors(), x, y):
+            # Puts them in, to stay until ``holding`` ends.
+            self._loss.batch(self._tensors(), x, y)
+            self._settled = True
+
+    def _losses(self, batch: Tensor, y: Tensor) -> Tensor:
+        if self._settled:
+            return self._loss.criterion(self._loss.module, batch, y)
+        return self._loss.batch(self._tensors(), batch, y)
+
+    def _node(self, i: int, weights: dict[str, Tensor], attacks: int) -> Node:
+        layer = self._layers[i]
+        prefix = self._module_names[id(layer.module)]
+
+        def of(kind: str) -> Tensor | None:
+            name = f"{prefix}.{kind}"
+            fixed = self._at.fixed.get(name)
+            if fixed is not None:
+                fixed = fixed.expand(attacks, *fixed.shape)
+            return weights.get(name, fixed)
+
+        w = of("weight")
+        if w is None:  # pragma: no cover - every known layer has one
+            raise NotLayerwiseError(f"{prefix} has no weight")
+        return Node(self._operators[i][0], w, of("bias"))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All tensors; buffers are copied, as a forward may write into them."""
+        fixed = self._at.fixed
+        copies = {k: fixed[k].clone() for k in self._buffers if k in fixed}
+        return self._at.shared | fixed | copies
+
+    @contextmanager
+    def _recording(self, nodes: list[Node], calls: list[_Call]) -> Iterator[None]:
+        def replacement(i: int) -> Callable[[Tensor], Tensor]:
+            prepare = self._operators[i][1]
+
+            def forward(a: Tensor) -> Tensor:
+                if prepare is not None:
+                    a = prepare(a)
+                out, rows = nodes[i](a)
+                calls.append(_Call(i, a, rows, out))
+                return out.clone() if i in self._written else out
+
+            return forward
+
+        try:
+            for i, layer in enumerate(self._layers):
+                layer.module.__dict__["forward"] = replacement(i)
+            yield
+        finally:
+            for layer in self._layers:
+                layer.module.__dict__.pop("forward", None)
+
+
+@final
+class _Call:
+    def __init__(self, layer: int, a: Tensor, rows: Tensor, out: Tensor) -> None:
+        self.layer, self.a, self.rows, self.out = layer, a, rows, out
+        self.version = out._version
+
+
+@final
+class _LayeredGraph:
+    """See :class:`UpdateGraph`."""
+
+    def __init__(
+        self,
+        at: Weights,
+        x: Tensor,
+        batch: Tensor,
+        nodes: list[Node],
+        names: list[tuple[str, ...]],
+        calls: list[_Call],
+        deltas: list[Tensor],
+    ) -> None:
+        self._at, self._x, self._batch = at, x, batch
+        self._nodes, self._names = nodes, names
+        self._calls, self._deltas = calls, deltas
+        with torch.no_grad():
+            for call, delta in zip(calls, deltas, strict=True):
+                node = nodes[call.layer]
+                node.collects = True
+                node.note(call.rows, call.a, delta.detach(), True)
+                node.collects = False
+            self.flat = self._collected()
+
+    def pull(
+        self, cotangent: Tensor, *, along: Tensor | None = None, weights: bool = False
+    ) -> Pulled:
+        """See :class:`UpdateGraph`."""
+        parts = by_name(self._at, cotangent)
+        outputs: list[Tensor] = []
+        cotangents: list[Tensor] = []
+
+        def receive(into: Tensor, value: Tensor) -> None:
+            if into.requires_grad:
+                outputs.append(into)
+                cotangents.append(value)
+
+        with torch.no_grad():
+            for call, delta in zip(self._calls, self._deltas, strict=True):
+                self._receive(call, delta, parts, receive)
+        directions = {} if along is None else by_name(self._at, along)
+        for node, names in zip(self._nodes, self._names, strict=True):
+            node.collects = weights
+            if along is not None:
+                node.direction = _pair(names, directions)
+        if not outputs:
+            image = torch.zeros_like(self._batch)
+        else:
+            (image,) = torch.autograd.grad(
+                outputs,
+                [self._batch],
+                cotangents,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        slope = None
+        if along is not None:
+            slope = image.new_zeros(len(self._x)) + sum(n.slope for n in self._nodes)
+        found = self._collected() if weights else None
+        return Pulled(image.reshape(self._x.shape), slope, found)
+
+    def _receive(
+        self,
+        call: _Call,
+        delta: Tensor,
+        parts: dict[str, Tensor],
+        receive: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        """⟨U, δ aᵀ⟩ from both sides: U a for δ and Uᵀδ for a."""
+        operator = self._nodes[call.layer].operator
+        u, b = _pair(self._names[call.layer], parts)
+        if u is None:
+            zero = torch.zeros_like(self._nodes[call.layer].weights)
+            receive(delta, operator.apply(zero, b, call.rows, call.a))
+            return
+        receive(delta, operator.apply(u, b, call.rows, call.a))
+        if call.a.requires_grad:
+            receive(call.a, operator.adjoint(u, delta.detach(), call.a))
+
+    def _collected(self) -> Tensor:
+        """What the weights received, in the order of parameters; and forgets it."""
+        parts: dict[str, Tensor] = {}
+        for node, names in zip(self._nodes, self._names, strict=True):
+            received, node.received = node.received, None
+            if received is None:
+                continue
+            for name in names:
+                t = received[0 if name.endswith(".weight") else 1]
+                if t is not None:
+                    parts[name] = t.flatten(1)
+        rows = len(self._x)
+        return torch.cat(
+            [
+                parts[name] if name in parts else p.new_zeros(rows, p.numel())
+                for name, p in self._at.shared.items()
+            ],
+            1,
+        )
+
+
+def _pair(
+    names: tuple[str, ...], parts: dict[str, Tensor]
+) -> tuple[Tensor | None, Tensor | None]:
+    """A layer's part for its weight and its bias, ``None`` for what is not shared."""
+    own = {name.rsplit(".", 1)[1]: parts[name] for name in names}
+    return own.get("weight"), own.get("bias")
