@@ -48,7 +48,7 @@ class Convolution(_Convolution):
     ) -> tuple[list[Tensor], Saved]:
         """See :class:`Kernel`."""
         d = delta.permute(0, 2, 3, 1).reshape(attacks, -1, delta.shape[1])
-        columns = self._patches(a).view(attacks, d.shape[1], -1)
+        columns = self.patches(a).view(attacks, d.shape[1], -1)
         parts = []
         if self.has_weight:
             parts.append(torch.bmm(d.transpose(1, 2), columns).flatten(1))
@@ -113,7 +113,8 @@ class Convolution(_Convolution):
         n, _, height, width = a.shape
         return _like(found.view(n, height, width, channels).permute(0, 3, 1, 2), a)
 
-    def _patches(self, a: Tensor) -> Tensor:
+    def patches(self, a: Tensor) -> Tensor:
+        """What the kernel sees of the input at each place, ``(n, places, numbers)``."""
         size = self.shape[2], self.shape[3]
         return _unfolded(a, size, self.stride, self.padding, self.dilation)
 

@@ -160,7 +160,7 @@ class _Patches(_Sliding):
         self._kernel = Convolution(True, True, module)
 
     def rows(self, a: Tensor) -> Tensor:
-        return self._kernel._patches(a)
+        return self._kernel.patches(a)
 
     def apply(self, w: Tensor, b: Tensor | None, rows: Tensor, like: Tensor) -> Tensor:
         a = rows.view(len(w), -1, rows.shape[2])

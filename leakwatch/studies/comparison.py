@@ -190,8 +190,8 @@ class InitializationComparison:
 
         where = Path(directory)
         make_private_directory(where)
-        write_atomically(where / "values.csv", _csv(self.rows()))
-        write_atomically(where / "summary.csv", _csv(self.summary()))
+        write_atomically(where / "values.csv", csv_bytes(self.rows()))
+        write_atomically(where / "summary.csv", csv_bytes(self.summary()))
         path = where / "comparison.json"
         content = {
             "settings": dict(self.settings),
@@ -234,7 +234,12 @@ class InitializationComparison:
         ]
 
 
-def _csv(rows: Iterable[Mapping[str, object]]) -> bytes:
+def csv_bytes(rows: Iterable[Mapping[str, object]]) -> bytes:
+    """A table as the bytes of a CSV file; the first row names the columns.
+
+    Args:
+        rows: with the same keys, at least one.
+    """
     found = list(rows)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")

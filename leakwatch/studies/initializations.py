@@ -112,7 +112,7 @@ def compare_initializations(
         'normal ≈ xavier'
     """
     named = _named(schemes)
-    chosen = _seeds(seeds)
+    chosen = chosen_seeds(seeds)
     engines = [engine(a, steps) for a in attacks]
     if len({e.name for e in engines}) < len(engines):
         raise ValueError(
@@ -213,7 +213,15 @@ def _named(schemes: Sequence[str | Initializer]) -> dict[str, str | Initializer]
     return named
 
 
-def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+def chosen_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """The seeds that a number of them, or a sequence, stands for.
+
+    Args:
+        seeds: a number n for 0 … n − 1, or different integers of at least 0.
+
+    Raises:
+        ValueError: for none, repeated or negative ones.
+    """
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from leakwatch.defenses.budget import Unit
 from leakwatch.reporting.atomic import make_private_directory, write_atomically
-from leakwatch.studies.comparison import _csv
+from leakwatch.studies.comparison import csv_bytes
 from leakwatch.studies.trade_off_outcomes import Attacked, Attacker, Outcome
 from leakwatch.studies.trade_off_rows import Cell, TradeOffRow, finite_or_none
 
@@ -92,7 +92,7 @@ class TradeOff:
             path: of the file; its directory must exist.
         """
         where = Path(path)
-        write_atomically(where, _csv([row.flat() for row in self.rows]))
+        write_atomically(where, csv_bytes([row.flat() for row in self.rows]))
         return where
 
     def save(self, directory: str | Path) -> Path:
@@ -110,7 +110,7 @@ class TradeOff:
         make_private_directory(where)
         self.to_csv(where / "trade_off.csv")
         if self.samples():
-            write_atomically(where / "samples.csv", _csv(self.samples()))
+            write_atomically(where / "samples.csv", csv_bytes(self.samples()))
         path = where / "trade_off.json"
         content = {
             "settings": dict(self.settings),

@@ -18,7 +18,7 @@ from leakwatch.defenses.checks import check_count, check_number
 from leakwatch.gradients import Criterion
 from leakwatch.isolation import isolated_rng
 from leakwatch.status import Status, describe_error
-from leakwatch.studies.initializations import _seeds
+from leakwatch.studies.initializations import chosen_seeds
 from leakwatch.studies.paper_attacks import engine
 from leakwatch.studies.trade_off_attack import ProbeAttack
 from leakwatch.studies.trade_off_grid import (
@@ -176,7 +176,7 @@ def trade_off(
         for budget in grid
     ]
     cells = []
-    for seed in _seeds(seeds):
+    for seed in chosen_seeds(seeds):
         for name, value, defense in plan:
             cell = _cell(
                 module, train, accuracy, attacking, (name, value, seed), defense
