@@ -3,12 +3,12 @@
     LEAKWATCH_TEST_DATA=data OMP_NUM_THREADS=1 python benchmarks/i2f_validation.py
 
 Gaussian noise of several variances is added to the gradients of MNIST digits, and three
-attacks start beside the true image (radius 0.01): DGL (L2), GS (cosine), both by Adam or
-with ``--optimizer lbfgs`` by L-BFGS, which DLG used, and Gauss-Newton with the data's
-mean and variance as its prior. Their RMSE is compared with
-what each score predicts for the very same noise: the exact I²F, the same damped, its
-lower bound ‖Jᵀδ‖/λ₁, the nominator ‖Jᵀδ‖, and the Bayesian error. Baselines know
-nothing of the noise: contrast, total variation, loss, ‖g‖.
+attacks start beside the true image (radius 0.01): DGL (L2) and GS (cosine), both by
+Adam or with ``--optimizer lbfgs`` by L-BFGS, which DLG used, and Gauss-Newton with the
+data's mean and variance as its prior. Their RMSE is compared with what each score
+predicts for the very same noise: the exact I²F, the same damped, its lower bound
+‖Jᵀδ‖/λ₁, the nominator ‖Jᵀδ‖, and the Bayesian error. Baselines know nothing of the
+noise: contrast, total variation, loss, ‖g‖.
 
 Correlations are pooled over noise levels, as in the paper, and within each level, where
 the level itself explains nothing. ``--figure`` writes predicted against achieved with

@@ -11,14 +11,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leakwatch.attacks import Reconstruction, attack
+    from leakwatch.attacks import (
+        Reconstruction,
+        UpdateReconstruction,
+        attack,
+        attack_update,
+    )
     from leakwatch.attribution import LayerTable, layer_attribution
     from leakwatch.gradients import GradientMap, UnsupportedModuleError
     from leakwatch.jacobian import GradientJacobian
     from leakwatch.losses import cross_entropy
     from leakwatch.probes import ProbeSet
-    from leakwatch.scores import ScoreResult, Status, score
-    from leakwatch.studies import compare_initializations, recommend_noise, unfairness
+    from leakwatch.scores import (
+        ScoreResult,
+        Status,
+        UpdateScores,
+        score,
+        score_update,
+    )
+    from leakwatch.studies import (
+        compare_initializations,
+        recommend_noise,
+        trade_off,
+        unfairness,
+    )
+    from leakwatch.updates import LocalTraining, WeightUpdate
 
 __version__ = "0.1.0"
 
@@ -26,18 +43,25 @@ __all__ = [
     "GradientJacobian",
     "GradientMap",
     "LayerTable",
+    "LocalTraining",
     "ProbeSet",
     "Reconstruction",
     "ScoreResult",
     "Status",
     "UnsupportedModuleError",
+    "UpdateReconstruction",
+    "UpdateScores",
+    "WeightUpdate",
     "__version__",
     "attack",
+    "attack_update",
     "compare_initializations",
     "cross_entropy",
     "layer_attribution",
     "recommend_noise",
     "score",
+    "score_update",
+    "trade_off",
     "unfairness",
 ]
 
@@ -46,17 +70,24 @@ _HOME = {
     "GradientJacobian": "leakwatch.jacobian",
     "GradientMap": "leakwatch.gradients",
     "LayerTable": "leakwatch.attribution",
+    "LocalTraining": "leakwatch.updates",
     "ProbeSet": "leakwatch.probes",
     "Reconstruction": "leakwatch.attacks",
     "ScoreResult": "leakwatch.scores",
     "Status": "leakwatch.scores",
     "UnsupportedModuleError": "leakwatch.gradients",
+    "UpdateReconstruction": "leakwatch.attacks",
+    "UpdateScores": "leakwatch.scores",
+    "WeightUpdate": "leakwatch.updates",
     "attack": "leakwatch.attacks",
+    "attack_update": "leakwatch.attacks",
     "compare_initializations": "leakwatch.studies",
     "cross_entropy": "leakwatch.losses",
     "layer_attribution": "leakwatch.attribution",
     "recommend_noise": "leakwatch.studies",
     "score": "leakwatch.scores",
+    "score_update": "leakwatch.scores",
+    "trade_off": "leakwatch.studies",
     "unfairness": "leakwatch.studies",
 }
 

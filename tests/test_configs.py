@@ -49,6 +49,15 @@ SMALL = ["--data.init_args.batch_size=4"]
 LARGEST = [f"--{MONITOR}.scores=[lavp_l2_max]", f"--{MONITOR}.solver=lanczos"]
 NARROW = [f"--model.init_args.model_args.{k}" for k in ("width=16", "depth=2")]
 HALF_WIDTH = "--model.init_args.model_args.width=0.5"
+# One pass of each client over few digits, on a network that takes no time.
+FEDERATED = ["--model.init_args.model=linear", "--model.init_args.epochs=1"]
+# One client, a few steps of the attack, and a few products.
+WATCHED = [
+    *FEDERATED,
+    f"--{MONITOR}.clients=1",
+    f"--{MONITOR}.steps=3",
+    f"--{MONITOR}.products=5",
+]
 NO_WORKERS = ["--data.init_args.num_workers=0"]
 
 #: File → configs before it and options after it. "toy": 8×8 pictures, MLP; "toy 32":
@@ -61,6 +70,14 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         [*ONE, *LARGEST, *SMALL, "--model.init_args.model=resnet8"],
     ),
     "fashion_mnist_mlp.yaml": ([], [*TWO, *SMALL]),
+    "federated_mnist.yaml": ([], [*ONE, *FEDERATED]),
+    "federated_femnist.yaml": ([], [*ONE, *FEDERATED]),
+    "federated_emnist.yaml": (
+        ["federated_femnist.yaml"],
+        [*ONE, *FEDERATED, "--data.init_args.clients=4"],
+    ),
+    "update_audit/sme.yaml": (["federated_mnist.yaml"], WATCHED),
+    "update_audit/ig_update.yaml": (["federated_mnist.yaml"], WATCHED),
     "defense/gaussian.yaml": (["toy"], TWO),
     "defense/pruning.yaml": (["toy"], TWO),
     "defense/dp_sgd.yaml": (["toy"], TWO),
@@ -96,6 +113,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "data/imagenet.yaml": (["toy"], [*TWO, *LARGEST, *SMALL, *NO_WORKERS]),
     "data/image_folder.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/femnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
+    "data/emnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "monitor/default.yaml": (["toy"], TWO),
     "monitor/exact_float64.yaml": (["toy"], TWO),
     "monitor/fast_lanczos.yaml": (["toy"], TWO),
@@ -117,7 +135,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
 }
 
 #: Configs of other commands than ``fit``; their tests are in test_cli_*.py.
-OTHERS = {"compare_inits.yaml"}
+OTHERS = {"compare_inits.yaml", "trade_off.yaml"}
 
 pytestmark = pytest.mark.filterwarnings(
     # What Lightning says about tiny runs: few batches, few workers.
@@ -199,7 +217,7 @@ def write_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def write_named(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data sets that only one config wants."""
     generator = np.random.default_rng(0)
-    kind = Path(name).stem
+    kind = Path(name).stem.removeprefix("federated_")
 
     def write_folders(folder: Path, classes: Sequence[str], n: int) -> None:
         for label in classes:
@@ -224,6 +242,14 @@ def write_named(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         content = {"users": list(users), "num_samples": [62] * 10, "user_data": users}
         (root / "femnist" / "train").mkdir(parents=True)
         (root / "femnist" / "train" / "all_data_0.json").write_text(json.dumps(content))
+    elif kind == "emnist":
+        raw = root / "EMNIST" / "raw"
+        raw.mkdir(parents=True)
+        for part in ("train", "test"):
+            images = generator.integers(0, 256, (620, 28, 28), np.uint8)
+            names = np.arange(620, dtype=np.uint8) % 62
+            write_idx(raw / f"emnist-byclass-{part}-images-idx3-ubyte", images)
+            write_idx(raw / f"emnist-byclass-{part}-labels-idx1-ubyte", names)
     elif kind == "cifar100":
         folder = root / "cifar-100-python"
         folder.mkdir()
@@ -278,7 +304,10 @@ def test_config_trains_with_its_values(
     if name.startswith("model/"):
         after = [*after, f"--model.init_args.image_size={side}"]
     configs = [f"--config={path}" for path in (*paths, CONFIGS / name)]
-    assert main(["fit", *configs, *TINY, *after]) == 0
+    # An update exists only after a round.
+    never = f"--{MONITOR}.at_start" if name.startswith("update_audit/") else "never"
+    tiny = [option for option in TINY if not option.startswith(never)]
+    assert main(["fit", *configs, *tiny, *after]) == 0
 
     run = find_run(".")
     assert f"report: {run / 'report.html'}" in capsys.readouterr().out.replace(
@@ -289,7 +318,7 @@ def test_config_trains_with_its_values(
     used = leaves(yaml.safe_load((run / "config.yaml").read_text()))
     changed = {
         option.lstrip("-").split("=")[0].removeprefix("trainer.callbacks.init_args.")
-        for option in (*TINY, *after)
+        for option in (*tiny, *after)
     }
     kept = {
         path: value

@@ -142,7 +142,7 @@ class InversionAudit(ProbeCallback):
             scores,
             every_n_epochs=every_n_epochs,
             at_start=at_start,
-            noise_std=noise_std,
+            noise_std=check_number("noise_std", noise_std, example=1e-4),
             epsilon=epsilon,
             prior_std=prior_std,
             data_range=data_range,
@@ -190,7 +190,7 @@ class InversionAudit(ProbeCallback):
             begin,
             restarts or tries,
             check_number("radius", radius, example=0.01),
-            self.noise_std,
+            float(noise_std),
             perturb,
             check_metrics([metrics] if isinstance(metrics, str) else metrics),
             None

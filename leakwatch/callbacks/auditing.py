@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -85,6 +85,22 @@ class Audit:
 
 def quantities(audit: Audit) -> dict[str, dict[str, str]]:
     """What is recorded for each attacked sample: unit, direction, meaning, source."""
+    names = {kind: attack.name for kind, attack in audit.attacks.items()}
+    return described(names, audit.metrics)
+
+
+def described(
+    attacks: Mapping[Kind, str],
+    metrics: Sequence[str],
+    match: str = "‖g(x) − g*‖/‖g*‖ at the reconstruction: how far it came",
+) -> dict[str, dict[str, str]]:
+    """Unit, direction, meaning and source of what is recorded of attacked samples.
+
+    Args:
+        attacks: kind of start → name of the attack.
+        metrics: of the quality.
+        match: what the measure of matching means.
+    """
     found: dict[str, dict[str, str]] = {}
 
     def add(name: str, unit: str, direction: str, meaning: str, source: str) -> None:
@@ -95,9 +111,9 @@ def quantities(audit: Audit) -> dict[str, dict[str, str]]:
             "source": source,
         }
 
-    for kind, attack in audit.attacks.items():
-        where = f"{attack.name}, {STARTS[kind]}"
-        for name in audit.metrics:
+    for kind, attack in attacks.items():
+        where = f"{attack}, {STARTS[kind]}"
+        for name in metrics:
             metric = METRICS[name]
             better = "more" if metric.higher_is_better else "less"
             add(
@@ -111,7 +127,7 @@ def quantities(audit: Audit) -> dict[str, dict[str, str]]:
             f"audit/{kind}/match",
             "",
             "",
-            f"‖g(x) − g*‖/‖g*‖ at the reconstruction: how far it came ({where})",
+            f"{match} ({where})",
             "",
         )
         add(
@@ -231,7 +247,7 @@ def _attack_probes(
         ]
 
     constant: list[float] = []
-    for name, known in _baselines(x, probes, pixels, settings):
+    for name, known in baselines(x, probes, pixels, settings):
         rows(name, known.tolist(), [OK] * len(members))
         constant = known.tolist() if name.endswith("constant_psnr") else constant
     pictures = {"original": to_pictures(pixels.to_pixels(x), probes)}
@@ -558,9 +574,20 @@ def _verdict(
     return (0.5 if psnr >= HARDLY_BELOW else 0.0), OK
 
 
-def _baselines(
+def baselines(
     x: Tensor, probes: ProbeSet, pixels: PixelScale, settings: Settings
 ) -> Iterator[tuple[str, Tensor]]:
+    """What an attack has to beat, and what is known of an image without any attack.
+
+    Args:
+        x: true samples, network inputs.
+        probes: for the mean image.
+        pixels: of the images.
+        settings: for the data range.
+
+    Yields:
+        The name of a quantity and its value for each sample.
+    """
     common: dict[str, Any] = {
         "pixels": pixels,
         "data_range": settings.data_range,

@@ -53,7 +53,7 @@ class ProbeCallback(Callback):
         *,
         every_n_epochs: int,
         at_start: bool,
-        noise_std: float,
+        noise_std: float | None,
         epsilon: float,
         prior_std: float | None,
         data_range: float | None,
@@ -99,7 +99,7 @@ class ProbeCallback(Callback):
             "every_n_epochs", every_n_epochs, example=5, smallest=1
         )
         self.at_start = check_flag("at_start", at_start)
-        self.noise_std = check_number("noise_std", noise_std, example=1e-4)
+        self.noise_std = _optional("noise_std", noise_std, 1e-4)
         self.epsilon = check_number("epsilon", epsilon, example=0.0, zero=True)
         self.prior_std = _optional("prior_std", prior_std, 0.25)
         self.data_range = _optional("data_range", data_range, 1.0)

@@ -53,7 +53,7 @@ def training_probes(
         TypeError: if there is no map-style data set to draw from.
         ValueError: if its samples can't be probed; see :class:`ProbeSet`.
     """
-    loader = _only_loader(trainer)
+    loader = only_loader(trainer)
     known = getattr(trainer, "datamodule", None)
     names = getattr(known, "class_names", None)
     stated = mean is None and std is None
@@ -92,7 +92,15 @@ def training_probes(
         ) from error
 
 
-def _only_loader(trainer: Trainer) -> DataLoader[Any]:
+def only_loader(trainer: Trainer) -> DataLoader[Any]:
+    """The training loader.
+
+    Args:
+        trainer: a trainer whose training loader is set up.
+
+    Raises:
+        TypeError: if there is none, more than one, or one of another kind.
+    """
     loaders = list(_loaders(trainer.train_dataloader))
     if len(loaders) != 1:
         found = ", ".join(type(x).__name__ for x in loaders) or "none"

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from leakwatch.callbacks.arguments import check_flag
+from leakwatch.callbacks.arguments import check_flag, check_number
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.probing import Share, measure_share
 from leakwatch.callbacks.recording import describe_scores
@@ -132,7 +132,7 @@ class LeakageMonitor(ProbeCallback):
             scores,
             every_n_epochs=every_n_epochs,
             at_start=at_start,
-            noise_std=noise_std,
+            noise_std=check_number("noise_std", noise_std, example=1e-4),
             epsilon=epsilon,
             prior_std=prior_std,
             data_range=data_range,

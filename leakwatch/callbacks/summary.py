@@ -62,14 +62,16 @@ def scalars_of(
 
 
 def sentence(
-    rows: Sequence[Row], described: Mapping[str, Mapping[str, str]], noise_std: float
+    rows: Sequence[Row],
+    described: Mapping[str, Mapping[str, str]],
+    noise_std: float | None,
 ) -> str:
     """The line that is printed after a probe step.
 
     Args:
         rows: of the step.
         described: the quantities, from ``describe_scores``.
-        noise_std: for which the predictions hold.
+        noise_std: for which the predictions hold; ``None``: each for its own.
     """
     table, quantities = LedgerTable.from_rows(rows), _quantities(described)
     last = rows[-1]
@@ -81,8 +83,9 @@ def sentence(
             continue
         summary = summarize(found[1], quantities[name].sign)
         if summary.used:
+            noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
             return (
-                f"{start} predicted PSNR of an attack at noise_std={noise_std:g}: "
+                f"{start} predicted PSNR of an attack{noise}: "
                 f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
                 f"sample ({summary.worst_sample}); {seconds:.1f} s"
             )

@@ -6,6 +6,9 @@ from leakwatch.scores.evidence import Evidence
 from leakwatch.scores.registry import Score, available, get, groups, register, resolve
 from leakwatch.scores.result import ScoreResult, Value
 from leakwatch.scores.settings import Settings
+from leakwatch.scores.update_api import score_update
+from leakwatch.scores.update_evaluation import evaluate_update
+from leakwatch.scores.update_result import UpdateScores
 from leakwatch.status import STATUS_WORDS, Status
 
 __all__ = [
@@ -15,12 +18,15 @@ __all__ = [
     "ScoreResult",
     "Settings",
     "Status",
+    "UpdateScores",
     "Value",
     "available",
     "evaluate",
+    "evaluate_update",
     "get",
     "groups",
     "register",
     "resolve",
     "score",
+    "score_update",
 ]

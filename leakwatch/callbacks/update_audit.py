@@ -1,0 +1,370 @@
+"""UpdateAudit: what the weights that federated clients send back give away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+
+from leakwatch.attacks import update_presets
+from leakwatch.attacks.starts import StartKind
+from leakwatch.attacks.update_presets import UpdateAttack
+from leakwatch.callbacks.arguments import check_flag, check_integer, check_number
+from leakwatch.callbacks.auditing import described
+from leakwatch.callbacks.base import ProbeCallback
+from leakwatch.callbacks.conclusions import conclusions, sentence
+from leakwatch.callbacks.data import only_loader, training_probes
+from leakwatch.callbacks.probing import Share
+from leakwatch.callbacks.update_auditing import audit_round
+from leakwatch.callbacks.update_plan import (
+    Federated,
+    UpdatePlan,
+    describe_clients,
+    describe_update_scores,
+)
+from leakwatch.gradients import GradientMap
+from leakwatch.isolation import isolated_rng
+from leakwatch.probes import ProbeSet
+from leakwatch.quality import check_metrics
+from leakwatch.reporting import Row
+from leakwatch.scores import Settings
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.update_client import Effort
+
+__all__ = ["UpdateAudit"]
+
+_METRICS = ("mse", "psnr", "ssim")
+
+
+class UpdateAudit(ProbeCallback):
+    """Attacks the updates of chosen clients every R communication rounds.
+
+    For :class:`leakwatch.models.FedAvgModule`, or any module that keeps its
+    ``last_round`` and trains on a data set with ``parts``, the positions of each
+    client's samples. After an audited round the updates w_0 − w_T that the watched
+    clients really sent are inverted, all those with equally many samples at once, and
+    scored without attack (:func:`leakwatch.score_update`). A watched client that did
+    not answer in that round shared nothing and gets no values.
+
+    Recorded for every sample, after optimal assignment of the reconstructions:
+    quality, verdict, baselines and scores under the names of
+    :class:`leakwatch.callbacks.InversionAudit` (kind of start: ``random``), and the
+    rank correlations of the scores with what the attack achieved. For every client
+    ``update/client-<number>/…``: mean PSNR, α, the loss 1 − cos, seconds, and α,
+    similarity and mismatch of the surrogate at the true samples.
+
+    Training is left alone, failures become statuses, pictures stay on local disk.
+
+    Args:
+        clients: numbers of the clients to watch, or how many to draw before training.
+        attack: a preset such as ``"sme"`` or ``"ig-update"``, or an attack object.
+        steps: of the attack; default: the preset's.
+        restarts: of the attack; default: the preset's.
+        labels: whether the server knows how many samples of each class a client has.
+        training: whether the server knows the clients' local training.
+        scores: names or groups of scores, see :func:`leakwatch.score_update`.
+        blocks: whether to score each sample as if the others were known.
+        joint: whether to score a client's samples together.
+        metrics: of quality, as in :class:`leakwatch.callbacks.InversionAudit`.
+        time_limit: seconds for one attack; ``None`` for no limit.
+        every_n_epochs: how often, in communication rounds, each of which is an epoch;
+            for other schedules override ``should_probe``.
+        noise_std: s of the Bayesian scores; default: the mismatch's energy per
+            coordinate, of each client.
+        epsilon: as in :class:`leakwatch.callbacks.LeakageMonitor`, like all that
+            follow.
+        prior_std: of the scores.
+        data_range: peak of the PSNR.
+        mean: of the normalisation.
+        std: of the normalisation.
+        criterion: one loss per sample.
+        dtype: of scores and attacks.
+        max_memory: MiB for a Jacobian.
+        products: most products with J for each matrix-free task.
+        seed: of the drawing of clients, and of the attack's starts.
+        directory: of the ledger and the report.
+        report: write ``report.html`` when training ends.
+        log_images: send originals and reconstructions to remote loggers.
+        verbose: print a line after each audit.
+        name: first part of all log keys, and of the directory.
+
+    Raises:
+        TypeError: for arguments of the wrong kind; in ``fit``, for a module or data
+            that know no clients.
+        ValueError: for values out of range; unknown attacks, scores or metrics; in
+            ``fit``, for clients that there are not.
+        RuntimeError: as the monitor.
+
+    Example:
+        >>> from leakwatch.callbacks import UpdateAudit
+        >>> audit = UpdateAudit(clients=[0, 3], attack="sme", steps=300,
+        ...                     every_n_epochs=10)
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[int] | int = 2,
+        attack: str | UpdateAttack | Any = "sme",
+        *,
+        steps: int | None = None,
+        restarts: int | None = None,
+        labels: bool = True,
+        training: bool = True,
+        scores: Sequence[str] = ("lavp", "i2f"),
+        blocks: bool = True,
+        joint: bool = True,
+        metrics: Sequence[str] = _METRICS,
+        time_limit: float | None = None,
+        every_n_epochs: int = 1,
+        noise_std: float | None = None,
+        epsilon: float = 0.0,
+        prior_std: float | None = None,
+        data_range: float | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+        dtype: str = "float32",
+        max_memory: float = DEFAULT_MAX_MEMORY,
+        products: int = 150,
+        seed: int = 0,
+        directory: str | None = None,
+        report: bool = True,
+        log_images: bool = False,
+        verbose: bool = True,
+        name: str = "leakwatch-update",
+    ) -> None:
+        super().__init__(
+            1,  # replaced by the clients' samples when these are known
+            scores,
+            every_n_epochs=every_n_epochs,
+            at_start=False,
+            noise_std=noise_std,
+            epsilon=epsilon,
+            prior_std=prior_std,
+            data_range=data_range,
+            mean=mean,
+            std=std,
+            target_psnr=20.0,
+            criterion=criterion,
+            solver="auto",
+            dtype=dtype,
+            max_memory=max_memory,
+            products=products,
+            seed=seed,
+            directory=directory,
+            report=report,
+            log_images=log_images,
+            verbose=verbose,
+            name=name,
+        )
+        self.clients = _checked_clients(clients)
+        engine, tries, start = _attack(attack, steps)
+        if restarts is not None:
+            tries = check_integer("restarts", restarts, example=3, smallest=1)
+        effort = Effort(
+            check_flag("blocks", blocks),
+            check_flag("joint", joint),
+            self.max_memory,
+            self.products,
+        )
+        if not (blocks or joint):
+            raise ValueError(
+                "blocks and joint are both False, so there is no score to compare "
+                "with; set joint=True."
+            )
+        self.plan = UpdatePlan(
+            attack=engine,
+            start=start,
+            restarts=tries,
+            labels=check_flag("labels", labels),
+            training=check_flag("training", training),
+            scores=tuple(self.scores),
+            metrics=check_metrics([metrics] if isinstance(metrics, str) else metrics),
+            effort=effort,
+            time_limit=None
+            if time_limit is None
+            else check_number("time_limit", time_limit, example=60.0),
+            seed=self.seed,
+        )
+        self._members: dict[int, list[int]] = {}
+
+    # -- before training -------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses what can't work, as early as it can be known.
+
+        Raises:
+            TypeError: for a module that keeps no rounds.
+        """
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and not isinstance(pl_module, Federated):
+            raise TypeError(
+                f"UpdateAudit audits the weights that clients send, but "
+                f"{type(pl_module).__name__} keeps no last_round; use "
+                f"leakwatch.models.FedAvgModule, or InversionAudit for gradients."
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets the clients of an earlier fit, whose data may have been others."""
+        self.given = 1
+        super().on_fit_start(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Chooses the clients and opens the ledger."""
+        with isolated_rng():
+            self._members = self._chosen(trainer)
+            self.given = training_probes(
+                trainer,
+                n=1,
+                seed=self.seed,
+                mean=self.mean,
+                std=self.std,
+                data_range=self.data_range,
+                indices=[i for part in self._members.values() for i in part],
+            )
+        super().on_train_start(trainer, pl_module)
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Numbers of the clients watched; empty before training."""
+        return tuple(self._members)
+
+    def _chosen(self, trainer: Trainer) -> dict[int, list[int]]:
+        dataset: Any = only_loader(trainer).dataset
+        parts = getattr(dataset, "parts", None)
+        if parts is None:
+            raise TypeError(
+                f"UpdateAudit needs training data that know whose each sample is, but "
+                f"{type(dataset).__name__} has no parts; wrap it: "
+                f"leakwatch.datamodules.ClientsDataModule(data, 'dirichlet')."
+            )
+        there = [i for i, part in enumerate(parts) if len(part)]
+        if isinstance(self.clients, int):
+            if self.clients > len(there):
+                raise ValueError(
+                    f"clients={self.clients} are to be drawn, but there are only "
+                    f"{len(there)} with samples."
+                )
+            stream = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randperm(len(there), generator=stream)[: self.clients]
+            numbers = sorted(there[i] for i in drawn.tolist())
+        else:
+            numbers = list(self.clients)
+            missing = [c for c in numbers if c not in there]
+            if missing:
+                raise ValueError(
+                    f"clients={numbers} names clients {missing} that have no samples; "
+                    f"there are {len(parts)}, numbered from 0."
+                )
+        return {c: [int(i) for i in parts[c]] for c in numbers}
+
+    # -- what is measured ------------------------------------------------------------
+
+    def measure(
+        self,
+        module: LightningModule,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        *,
+        epoch: int,
+        step: int,
+        rank: int,
+        world_size: int,
+    ) -> Share:
+        """Attacks and scores the watched clients; raises no error."""
+        if rank:
+            return Share()
+        return audit_round(
+            module,
+            gradients,
+            probes,
+            settings,
+            self.plan,
+            self._members,
+            epoch=epoch,
+            step=step,
+        )
+
+    def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
+        """Shares of recovered samples, and correlations with the scores."""
+        predictors = [*self.plan.score_names, "image_std", "image_tv"]
+        return conclusions(
+            rows, predictors, ["random"], self.plan.metrics, epoch=epoch, step=step
+        )
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Unit, direction, meaning and source of each quantity."""
+        found = described(
+            {"random": self.plan.attack.name},
+            self.plan.metrics,
+            "1 − cos between the client's update and what the reconstruction explains",
+        )
+        return {
+            **describe_update_scores(self.scores),
+            **found,
+            **describe_clients(self._members),
+        }
+
+    def sentence(self, rows: Sequence[Row]) -> str | None:
+        """What the attacks achieved, in one line."""
+        return sentence(rows, ["random"])
+
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        plan = self.plan
+        return {
+            "name": self.name,
+            "clients": list(self._members),
+            "scores": [s.name for s in self.scores],
+            "attacks": {"random": plan.attack.name},
+            "metrics": list(plan.metrics),
+            "restarts": plan.restarts,
+            "labels_known": plan.labels,
+            "training_known": plan.training,
+            "every_n_epochs": self.every_n_epochs,
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }
+
+
+def _checked_clients(clients: Any) -> tuple[int, ...] | int:
+    if isinstance(clients, int) and not isinstance(clients, bool):
+        return check_integer("clients", clients, example=2, smallest=1)
+    if isinstance(clients, str | Mapping | bool) or not isinstance(clients, Sequence):
+        raise TypeError(
+            f"clients must be how many to draw, or their numbers, got {clients!r}; for "
+            f"instance clients=2 or clients=[0, 3]."
+        )
+    numbers = [check_integer("clients", c, example=0) for c in clients]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"clients must name at least one client, each once, got {list(clients)}."
+        )
+    return tuple(numbers)
+
+
+def _attack(given: Any, steps: int | None) -> tuple[UpdateAttack, int, StartKind]:
+    """The attack, how many tries it takes by default, and where these begin."""
+    if steps is not None:
+        check_integer("steps", steps, example=300, smallest=1)
+    if isinstance(given, str):
+        preset = update_presets.get(given)
+        chosen = preset.attack
+        if steps is not None:
+            chosen = chosen.changed(steps=steps)
+        return chosen, preset.restarts, preset.start
+    runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
+    if isinstance(given, type) or not runs:
+        raise TypeError(
+            f"attack must be the name of a preset or an attack object, got "
+            f"{type(given).__name__}; for instance attack='sme'."
+        )
+    if steps is not None:
+        raise ValueError(
+            f"steps={steps} is for presets; attack is an object with its own."
+        )
+    return given, 1, "normal"

@@ -1,0 +1,223 @@
+"""The network between w_0 and w_T at which a client's update looks like a gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from leakwatch.gradients import GradientMap
+from leakwatch.updates import WeightUpdate
+
+__all__ = ["Mismatch", "Surrogate"]
+
+# Per-sample gradients formed at once stay below this.
+_GROUP_BYTES = 256 * 2**20
+_GRID = 11
+_TOLERANCE = 1e-3
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Mismatch:
+    """What an attacker who takes the update for a gradient at ŵ overlooks.
+
+    Attributes:
+        delta: δ = s (w_0 − w_T) − g_ŵ(X), ``(d_θ,)``, float64.
+        factor: s = ⟨w_0 − w_T, g_ŵ(X)⟩/‖w_0 − w_T‖², which makes δ smallest.
+        gradient: g_ŵ(X), the mean gradient of the client's samples, ``(d_θ,)``,
+            float64.
+        rounding: what the arithmetic of the weights does to s (w_0 − w_T), as a norm.
+    """
+
+    delta: Float[Tensor, " d_theta"]
+    factor: float
+    gradient: Float[Tensor, " d_theta"]
+    rounding: float
+
+    @property
+    def noise_std(self) -> float:
+        """δ's energy per coordinate, √(‖δ‖²/d_θ), and at least that of rounding."""
+        size = max(float(self.delta.norm()), self.rounding)
+        return size / math.sqrt(len(self.delta))
+
+
+@final
+class Surrogate:
+    """The mean gradient of a client's samples at ŵ = αw_0 + (1−α)w_T.
+
+    SME (Zhu et al., ICML 2023, Sec. 4) takes the update w_0 − w_T of many local steps
+    for a gradient at one such ŵ, up to a factor, because these steps hardly leave a
+    plane.
+
+    Args:
+        gradients: the map; its module's weights don't count. They are replaced while
+            something is evaluated and put back afterwards; not for use in threads.
+        update: what the clients share.
+        client: position of one of them.
+
+    Raises:
+        ValueError: if the update has another number of weights than the module shares,
+            or the criterion has weights of its own.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(3, 2).double()
+        >>> w, x, y = torch.nn.utils.parameters_to_vector(net.parameters()).detach(), (
+        ...     torch.rand(4, 3).double()), torch.tensor([0, 1, 1, 0])
+        >>> gradients = GradientMap(net, dtype=torch.float64)
+        >>> step = w - 0.1 * gradients(x, y).mean(0)
+        >>> update = WeightUpdate(w, step[None], None, (3,), 4)
+        >>> found = Surrogate(gradients, update, 0).similarity(x, y, 1.0)
+        >>> round(found, 12)  # one step of gradient descent is a gradient at w_0
+        1.0
+    """
+
+    def __init__(
+        self, gradients: GradientMap, update: WeightUpdate, client: int
+    ) -> None:
+        sizes = gradients.sizes()
+        own = dict(gradients.module.named_parameters())
+        foreign = [name for name in sizes if name not in own]
+        if foreign:
+            raise ValueError(
+                f"the criterion has weights of its own ({', '.join(foreign[:3])}); "
+                f"pass one without, as a client's update holds the module's only."
+            )
+        if gradients.size != update.initial.numel():
+            raise ValueError(
+                f"the update has {update.initial.numel()} weights, but the module "
+                f"shares {gradients.size}; pass the module that the clients trained, "
+                f"with the same weights frozen."
+            )
+        self.gradients = gradients
+        self._parameters = [own[name] for name in sizes]
+        place = self._parameters[0].device
+        self._initial = update.initial.detach().to(place, torch.float64)
+        self._final = update.final[client].detach().to(place, torch.float64)
+        self._difference = self._initial - self._final
+        self._eps = torch.finfo(update.final.dtype).eps
+
+    @contextmanager
+    def at(self, alpha: float) -> Iterator[GradientMap]:
+        """The gradient map at ŵ.
+
+        Args:
+            alpha: α; 1 is w_0, 0 is w_T.
+
+        Yields:
+            The map, whose module holds ŵ until the end of the block.
+        """
+        weights = alpha * self._initial + (1 - alpha) * self._final
+        with _placed(self._parameters, weights):
+            yield self.gradients
+
+    def gradient(
+        self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"], alpha: float
+    ) -> Float[Tensor, " d_theta"]:
+        """g_ŵ(X) = (1/N) Σ ∇ℓ(ŵ; x_i), float64.
+
+        Args:
+            x: the client's samples, network inputs.
+            y: their labels.
+            alpha: of ŵ.
+        """
+        each = gradients_at_once(self.gradients)
+        with self.at(alpha) as gradients:
+            parts = [
+                gradients(x[i : i + each], y[i : i + each]).double().sum(0)
+                for i in range(0, len(x), each)
+            ]
+        return torch.stack(parts).sum(0) / len(x)
+
+    def similarity(
+        self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"], alpha: float
+    ) -> float:
+        """Cosine between w_0 − w_T and g_ŵ(X); NaN where that gradient vanishes."""
+        g = self.gradient(x, y, alpha)
+        lengths = float(g.norm()) * float(self._difference.norm())
+        return float(g @ self._difference) / lengths if lengths > 0 else math.nan
+
+    def best_alpha(self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"]) -> float:
+        """The α in [0, 1] with the largest similarity, to within 0.001.
+
+        From a grid of steps of 0.1, then bounded minimisation around its best point:
+        along the segment, similarity has one maximum in all of the paper's settings
+        (Fig. 4).
+
+        Args:
+            x: the client's samples, network inputs.
+            y: their labels.
+
+        Returns:
+            α; NaN where the gradient vanishes all along the segment.
+        """
+        from scipy.optimize import minimize_scalar
+
+        places = [i / (_GRID - 1) for i in range(_GRID)]
+        known = {a: self.similarity(x, y, a) for a in places}
+        finite = {a: s for a, s in known.items() if math.isfinite(s)}
+        if not finite:
+            return math.nan
+        best = max(finite, key=lambda a: finite[a])
+        step = 1 / (_GRID - 1)
+        found = minimize_scalar(
+            lambda a: -self.similarity(x, y, float(a)),
+            bounds=(max(best - step, 0.0), min(best + step, 1.0)),
+            method="bounded",
+            options={"xatol": _TOLERANCE},
+        )
+        # Bounded minimisation never looks at its ends, which may be the best points.
+        return float(found.x) if -float(found.fun) > finite[best] else best
+
+    def mismatch(
+        self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"], alpha: float
+    ) -> Mismatch:
+        """What of g_ŵ(X) the update does not show.
+
+        s could also be 1/(T·lr) where the server knows both, or ‖g‖/‖w_0 − w_T‖. For
+        an attacker who matches directions, s is free; least squares makes δ smallest
+        and orthogonal to the update.
+
+        Args:
+            x: the client's samples, network inputs.
+            y: their labels.
+            alpha: of ŵ.
+        """
+        g = self.gradient(x, y, alpha)
+        squared = self._difference.square().sum()
+        factor = float(self._difference @ g / squared)
+        ends = float(torch.stack([self._initial, self._final]).norm())
+        return Mismatch(
+            delta=factor * self._difference - g,
+            factor=factor,
+            gradient=g,
+            rounding=abs(factor) * self._eps * ends,
+        )
+
+
+def gradients_at_once(gradients: GradientMap) -> int:
+    """How many per-sample gradients are formed at once."""
+    return max(1, _GROUP_BYTES // (gradients.dtype.itemsize * gradients.size))
+
+
+@contextmanager
+def _placed(
+    parameters: list[nn.Parameter], weights: Float[Tensor, " d_theta"]
+) -> Iterator[None]:
+    """Other values in the parameters; their own storage is never written to."""
+    own = [p.data for p in parameters]
+    try:
+        places = torch.split(weights, [p.numel() for p in parameters])
+        for p, part in zip(parameters, places, strict=True):
+            p.data = part.view(p.shape).to(p.device, p.dtype)
+        yield
+    finally:
+        for p, storage in zip(parameters, own, strict=True):
+            p.data = storage
