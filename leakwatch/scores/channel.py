@@ -147,16 +147,18 @@ def error_for_given(
     return linear if evidence.path is None else _along(evidence.path, linear)
 
 
-def _along(path: InfluencePath, linear: Value) -> Value:
+def _along(path: InfluencePath | Status, linear: Value) -> Value:
     """The end of the path; rounding is judged where it begins."""
-    number, left = path.error, path.discretisation
     if not linear.status.usable:
         return linear
+    if isinstance(path, Status):
+        return Value(math.nan, path)
+    number, left = path.error, path.discretisation
     if not math.isfinite(number):
         return Value.without(
             "failed",
-            "the integrated prediction left the inputs that the network can evaluate; "
-            "use influence_steps=1",
+            "on the way of the integrated prediction the gradient or its Jacobian is "
+            "not finite; use influence_steps=1",
         )
     if left <= ACCURATE * number:
         return Value(number, linear.status)

@@ -104,7 +104,8 @@ class Evidence:
         inverted: (H + εI)⁻¹Jᵀδ for every ε, which it counts in units of scale².
         estimated: the same for δ + J(x − μ), with its distance to x − μ.
         scale: J/J̃, the scale at which the two were computed.
-        path: the Bayesian error for δ, integrated; where it was asked for.
+        path: the Bayesian error for δ, integrated, where it was asked for; or why it
+            failed.
         memo: intermediate results that several scores of this sample share.
     """
 
@@ -130,7 +131,7 @@ class Evidence:
     inverted: DampedSolution | None = None
     estimated: DampedSolution | None = None
     scale: float = 1.0
-    path: InfluencePath | None = None
+    path: InfluencePath | Status | None = None
     traces: dict[str, float] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
 

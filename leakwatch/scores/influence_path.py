@@ -38,8 +38,9 @@ class InfluencePath:
     Attributes:
         error: its distance from the true input, pixel units.
         discretisation: estimate of what finitely many steps leave out of the path,
-            pixel units: half of a step times the change of the velocity (Euler's rule
-            to first order).
+            pixel units: half a step for each change of the velocity, added up over the
+            path (for a velocity that changes in one direction only, the error of
+            Euler's rule to first order).
     """
 
     error: float
@@ -78,18 +79,21 @@ def follow(
     steps = settings.influence_steps
     x, y = jacobian.x[sample : sample + 1], jacobian.y[sample : sample + 1]
     step = torch.zeros_like(offset)
-    first = last = step
-    for k in range(steps):
+    last: Tensor | None = None
+    changes = 0.0
+    for _ in range(steps):
         moved = x.double() + (step * jacobian.input_scale).view_as(x)
         if not bool(torch.isfinite(moved).all()):
             return InfluencePath(math.nan, math.nan)
         at = GradientJacobian(
             jacobian.gradients, moved.to(x), y, input_scale=jacobian.input_scale
         )
-        last = _velocity(at, settings, delta, offset, max_memory)
-        first = last if k == 0 else first
-        step = step + last / steps
-    return InfluencePath(float(step.norm()), float((last - first).norm()) / (2 * steps))
+        velocity = _velocity(at, settings, delta, offset, max_memory)
+        if last is not None:
+            changes += float((velocity - last).norm())
+        last = velocity
+        step = step + velocity / steps
+    return InfluencePath(float(step.norm()), changes / (2 * steps))
 
 
 def _velocity(
@@ -120,7 +124,13 @@ def _velocity(
 
 
 def _solve(system: Tensor, right: Tensor) -> Tensor:
-    factor, info = torch.linalg.cholesky_ex(system)
-    if int(info) != 0 or not bool(torch.isfinite(factor).all()):
+    """Solves with I + a positive semidefinite matrix."""
+    if not bool(torch.isfinite(system).all()):
         return torch.full_like(right, math.nan)
-    return torch.cholesky_solve(right[:, None], factor)[:, 0]
+    factor, info = torch.linalg.cholesky_ex(system)
+    if int(info) == 0:
+        return torch.cholesky_solve(right[:, None], factor)[:, 0]
+    # With hardly any noise, rounding of the semidefinite part exceeds the identity.
+    values, vectors = torch.linalg.eigh(system)
+    solved: Tensor = vectors @ ((vectors.T @ right) / values.clamp_min(1.0))
+    return solved

@@ -118,20 +118,24 @@ def _path(
     known: Found,
     delta: Tensor | None,
     offset: Tensor | None,
-) -> InfluencePath | None:
+) -> InfluencePath | Status | None:
     """The integrated error, where it was asked for and the sample can be measured."""
     wanted = settings.influence_steps > 1 and settings.noise_std is not None
     wanted &= plan.eigenvectors
     if not wanted or delta is None or offset is None or known.failure is not None:
         return None
-    return follow(
-        jacobian,
-        sample,
-        settings,
-        delta=delta[sample],
-        offset=offset[sample],
-        max_memory=plan.max_memory,
-    )
+    try:
+        return follow(
+            jacobian,
+            sample,
+            settings,
+            delta=delta[sample],
+            offset=offset[sample],
+            max_memory=plan.max_memory,
+        )
+    except Exception as error:
+        # Other scores of this sample don't need the images on the way.
+        return Status("failed", describe_error(error))
 
 
 def _full_prior(plan: Plan, settings: Settings) -> str:

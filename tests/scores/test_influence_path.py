@@ -235,3 +235,69 @@ def test_an_image_that_leaves_what_the_network_can_evaluate_fails_alone() -> Non
     assert math.isfinite(float(numbers[0]))
     assert words[1] == "failed"
     assert math.isnan(float(numbers[1]))
+
+
+def test_an_error_on_the_way_fails_no_other_score() -> None:
+    class Refusing(nn.Module):
+        """Raises for images far from the data."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.abs().max()) > 1.5:
+                raise RuntimeError("pixels out of range")
+            logits: Tensor = self.net(x)
+            return logits
+
+    _, pixels, y, delta = problem(1)
+    pixels[0] = 0.5
+    found = score(
+        Refusing(),
+        (pixels - MEAN[0]) / STD[0],
+        y,
+        ["lavp_l2_max", "i2f", "i2f_bayes"],
+        noise_std=NOISE,
+        delta=200 * delta,
+        influence_steps=4,
+        dtype=torch.float64,
+        solver="exact",
+    )
+    assert found.status["lavp_l2_max"][0].word == "ok"
+    assert math.isfinite(float(found["i2f"][0]))
+    assert found.status["i2f_bayes"][0].word == "failed"
+    assert "pixels out of range" in found.status["i2f_bayes"][0].reason
+
+
+def test_a_singular_jacobian_with_hardly_any_noise() -> None:
+    net, pixels, y, delta = problem(1)
+    few = ["3.bias"]  # four numbers for nine pixels
+    size = 4
+    found = []
+    for std in (1e-5, 1e-12):
+        known: dict[str, object] = {"noise_std": std, "parameters": few}
+        small = std * delta[:, :size] / NOISE
+        numbers, words = scored(net, pixels, y, small, influence_steps=4, **known)
+        assert words[0] in ("ok", "estimated")
+        found.append(numbers[0])
+    # The prior moves the image across the directions that the gradient shows; with so
+    # little noise there is no other motion, and the path is the same.
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=0.0)
+
+
+def test_a_path_that_turns_is_not_called_ok() -> None:
+    """Kinks turn the velocity to and fro, so that its ends alone show little."""
+    for trial in range(3):
+        torch.manual_seed(trial)
+        net = nn.Sequential(
+            nn.Flatten(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 3)
+        ).double()
+        pixels = torch.rand(1, 1, 3, 3, dtype=torch.float64)
+        size = sum(p.numel() for p in net.parameters())
+        delta = 10 * NOISE * torch.randn(1, size, dtype=torch.float64)
+        y = torch.tensor([1])
+        coarse, words = scored(net, pixels, y, delta, influence_steps=8)
+        fine, _ = scored(net, pixels, y, delta, influence_steps=30)
+        off = float((coarse / fine - 1).abs())
+        assert words[0] != "ok" or off < 0.2, (trial, off)
