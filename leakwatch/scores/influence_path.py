@@ -29,6 +29,9 @@ from leakwatch.scores.settings import Settings
 
 __all__ = ["InfluencePath", "follow"]
 
+# Rounding of an eigenvalue that is not small beside the prior's, which is 1.
+_NOTICEABLE = 1e-3
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -108,29 +111,30 @@ def _velocity(
     h = at.gram(0, max_memory=max_memory).h
     pulled = at.normalized_rmatvec(delta[None])[0].double()
     ratio = float(at.scale[0]) / noise
-    identity = torch.eye(len(offset), dtype=torch.float64, device=offset.device)
+    rank = min(at.shape[1:])
     if settings.prior_covariance is None:
         r = settings.prior_std
-        system = identity + (ratio * r) ** 2 * h
         towards = ratio / noise * r * pulled - offset / r
-        velocity: Tensor = r * _solve(system, towards)
+        velocity: Tensor = r * _solve((ratio * r) ** 2 * h, towards, rank)
         return velocity
     root = settings.prior_root.to(offset.device)
-    system = identity + ratio**2 * (root.T @ h @ root)
     drawn = torch.linalg.solve_triangular(root, offset[:, None], upper=False)[:, 0]
     towards = ratio / noise * (root.T @ pulled) - drawn
-    found: Tensor = root @ _solve(system, towards)
+    found: Tensor = root @ _solve(ratio**2 * (root.T @ h @ root), towards, rank)
     return found
 
 
-def _solve(system: Tensor, right: Tensor) -> Tensor:
-    """Solves with I + a positive semidefinite matrix."""
-    if not bool(torch.isfinite(system).all()):
+def _solve(part: Tensor, right: Tensor, rank: int) -> Tensor:
+    """Solves with I + a positive semidefinite matrix of at most this rank."""
+    if not bool(torch.isfinite(part).all()):
         return torch.full_like(right, math.nan)
-    factor, info = torch.linalg.cholesky_ex(system)
-    if int(info) == 0:
-        return torch.cholesky_solve(right[:, None], factor)[:, 0]
-    # With hardly any noise, rounding of the semidefinite part exceeds the identity.
-    values, vectors = torch.linalg.eigh(system)
-    solved: Tensor = vectors @ ((vectors.T @ right) / values.clamp_min(1.0))
+    # Eigenvalues that rounding can have made of zero.
+    floor = len(part) * torch.finfo(part.dtype).eps * float(part.diagonal().sum())
+    if floor < _NOTICEABLE:
+        system = part + torch.eye(len(part), dtype=part.dtype, device=part.device)
+        return torch.cholesky_solve(right[:, None], torch.linalg.cholesky(system))[:, 0]
+    values, vectors = torch.linalg.eigh(part)
+    values[: len(values) - rank] = 0.0
+    values = torch.where(values > floor, values, torch.zeros_like(values))
+    solved: Tensor = vectors @ ((vectors.T @ right) / (1 + values))
     return solved

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from leakwatch.filters import ParameterFilter
 from leakwatch.gradients import Criterion, GradientMap
+from leakwatch.inputs import check_samples
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY, input_scale_of, offset_of
 from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive
@@ -94,7 +95,8 @@ def score_update(
         data_range: peak of the PSNR in pixel units.
         criterion: one loss per sample; a client's loss is their mean.
         parameters: which of them the update holds, if not all that are trained.
-        dtype: float32 or float64.
+        dtype: float32 or float64, of scores and Jacobian, whatever the module's own;
+            α and the mismatch are found in float64.
         blocks: whether to score each sample as if the others were known, one Gram
             matrix each.
         joint: whether to score a client's samples together, by products, and dense
@@ -107,8 +109,10 @@ def score_update(
         surrogate was.
 
     Raises:
-        TypeError: if ``update`` is no :class:`WeightUpdate`.
-        ValueError: for bad arguments; if samples and update don't go together.
+        TypeError: if ``update`` is no :class:`WeightUpdate`, ``x`` or ``y`` no tensor,
+            ``alpha`` no number.
+        ValueError: for bad arguments; if samples and update don't go together. What is
+            wrong with a sample is said with its client.
 
     Example:
         >>> import torch
@@ -130,6 +134,7 @@ def score_update(
         raise ValueError(
             "mean and std describe one normalisation; give both or neither."
         )
+    check_samples(x, y)
     check_positive(data_range=data_range, max_memory=max_memory, products=products)
     settings = Settings(
         noise_std=noise_std,
@@ -140,8 +145,7 @@ def score_update(
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
     device = next(gradients.module.parameters()).device
     x, y = x.detach().to(device), y.to(device)
-    check_clients(x, y, update)
-    gradients.check(x.flatten(0, 1), y.flatten())
+    check_clients(gradients, x, y, update)
     pixels = offset_of(x.flatten(0, 1), mean, std, prior_mean, data_range)
     return evaluate_update(
         gradients,

@@ -70,7 +70,7 @@ def block_scores(
             loss=float(losses[i]),
             grad_norm=float(jacobian.norm[i]) / n,
             pulled=pulled[i] * scale,
-            largest=float(mismatch.delta.abs().max()),
+            mismatch=mismatch,
             offset=offset[i],
             why=too_large(d_x),
         )
@@ -123,7 +123,7 @@ def evidence_of(
     loss: float,
     grad_norm: float,
     pulled: Float[Tensor, " d_x"],
-    largest: float,
+    mismatch: Mismatch,
     offset: Float[Tensor, " d_x"],
     why: str,
 ) -> Evidence:
@@ -136,13 +136,17 @@ def evidence_of(
         loss: of the sample, or the mean of several.
         grad_norm: ‖g‖.
         pulled: Jᵀδ.
-        largest: max|δ|.
+        mismatch: δ and its errors.
         offset: x − μ.
         why: why there is no spectrum, if there is none.
     """
     failure = found.failure
     if failure is None and not bool(torch.isfinite(pulled).all()):
         failure = NOT_FINITE
+    # Errors of δ arrive at uᵢ as σᵢ times themselves, at most.
+    top = found.lambda_max.number
+    arrived = math.sqrt(top) * mismatch.uncertainty if top > 0 else 0.0
+    error = found.precision.factor * float(mismatch.delta.abs().max())
     return Evidence(
         d_x=d_x,
         loss=Value(loss),
@@ -158,7 +162,7 @@ def evidence_of(
         rank=min(d_theta, d_x),
         eigenvectors=found.eigenvectors,
         pulled=pulled,
-        pulled_error=found.precision.factor * largest,
+        pulled_error=error + arrived / math.sqrt(d_theta),
         offset=offset,
         why_no_spectrum=why,
         failure=failure,

@@ -26,19 +26,22 @@ from leakwatch.scores.found import (
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.planner import LARGEST_EXACT
 from leakwatch.scores.registry import Score
-from leakwatch.scores.result import Value
+from leakwatch.scores.result import ACCURATE, USABLE, Value
 from leakwatch.scores.settings import Settings
 from leakwatch.scores.update_blocks import block_scores, evidence_of, too_large
 from leakwatch.scores.update_joint import JointJacobian, joint_errors
 from leakwatch.scores.update_surrogate import Mismatch
 from leakwatch.spectrum import DenseFactor, FactorOperator, ends
-from leakwatch.status import describe_error
+from leakwatch.status import Status, describe_error
 
 __all__ = ["ClientScores", "Effort", "score_client"]
 
 _log = logging.getLogger(__name__)
 
 JOINT: Final = ("joint_i2f_bayes", "joint_i2f_bayes_psnr")
+# Plain norms of what δ becomes.
+_UNJUDGED: Final = ("i2f_nom", "i2f_lb")
+_LARGER: Final = "an update of more or larger steps has a larger one"
 _EXACT_TOL: Final = 1e-9
 _TOL = {torch.float32: 1e-4, torch.float64: 1e-10}
 
@@ -114,7 +117,7 @@ def score_client(
         )
         samples = {s.name: [row[s.name] for row in rows] for s in scores}
     if not effort.joint:
-        return ClientScores(samples, {})
+        return _doubted(ClientScores(samples, {}), scores, settings, mismatch)
     try:
         joint = _Joint(jacobian, mismatch, effort, measured)
         errors = joint.errors(offset, settings)
@@ -127,7 +130,39 @@ def score_client(
     d_x = offset.shape[1]
     samples[JOINT[0]] = errors
     samples[JOINT[1]] = [psnr(e, d_x, settings.data_range) for e in errors]
-    return ClientScores(samples, client)
+    return _doubted(ClientScores(samples, client), scores, settings, mismatch)
+
+
+def _doubted(
+    found: ClientScores,
+    scores: Sequence[Score],
+    settings: Settings,
+    mismatch: Mismatch,
+) -> ClientScores:
+    """The same, where δ itself may be rounding.
+
+    Others say for themselves what errors of δ do to them.
+    """
+    if mismatch.doubt <= ACCURATE:
+        return found
+    doubted = set(_UNJUDGED)
+    if settings.noise_std == mismatch.noise_std:
+        doubted |= {s.name for s in scores if "noise" in s.needs} | set(JOINT)
+
+    def value(name: str, given: Value) -> Value:
+        # Those that are more than estimated know a reason of their own.
+        if name not in doubted or given.status.word != "ok":
+            return given
+        share = f"{100 * mismatch.doubt:.0f} % of the mismatch may be rounding of "
+        reason = f"{share}its gradient; {_LARGER}"
+        if mismatch.doubt > USABLE:
+            return Value.without("unresolved", reason)
+        return Value(given.number, Status("estimated", reason))
+
+    return ClientScores(
+        {k: [value(k, v) for v in row] for k, row in found.samples.items()},
+        {k: value(k, v) for k, v in found.client.items()},
+    )
 
 
 @final
@@ -173,6 +208,7 @@ class _Joint:
             scale=self._scale,
             epsilon=(settings.noise_std / settings.prior_std) ** 2,
             rounding=self._rounding,
+            uncertainty=self._mismatch.uncertainty / math.sqrt(self._operator.rows),
             products=products,
             tol=tol,
         )
@@ -193,7 +229,7 @@ class _Joint:
             loss=float(losses.mean()),
             grad_norm=self._norm,
             pulled=self._operator.backward(delta)[0].double() * self._scale,
-            largest=float(delta.abs().max()),
+            mismatch=self._mismatch,
             offset=offset.reshape(-1),
             why=too_large(size),
         )

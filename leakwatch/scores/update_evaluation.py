@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
@@ -64,13 +65,13 @@ def evaluate_update(
         The scores. A client that can't be scored has the status ``failed``.
 
     Raises:
+        TypeError: for an α that is no number.
         ValueError: for an α outside of [0, 1], or nothing to compute.
         Exception: that which stopped every single client.
     """
     started = time.perf_counter()
     effort = Effort() if effort is None else effort
-    if alpha is not None and not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be in [0, 1], got {alpha}; 1 is w_0, 0 is w_T.")
+    _check_alpha(alpha)
     if not (effort.blocks or effort.joint):
         raise ValueError("blocks and joint are both False, so there is no score.")
     found: list[_Client] = []
@@ -98,17 +99,29 @@ def evaluate_update(
     return _gathered(found, gradients.notes, time.perf_counter() - started)
 
 
-def check_clients(x: Tensor, y: Tensor, update: WeightUpdate) -> None:
-    """Raises a ValueError unless these samples can be those behind the update.
+def check_clients(
+    gradients: GradientMap, x: Tensor, y: Tensor, update: WeightUpdate
+) -> None:
+    """Raises unless these samples can be those behind the update.
 
     Args:
+        gradients: the gradient map.
         x: network inputs, ``(clients, N, ...)``.
         y: labels, ``(clients, N)``.
         update: what the clients share.
+
+    Raises:
+        ValueError: for other shapes or labels, and what
+            :meth:`leakwatch.gradients.GradientMap.check` refuses; names the client.
     """
     expected = (update.clients, update.samples, *update.sample_shape)
     check_rows("x", x, expected)
     check_rows("y", y, expected[:2])
+    for client in range(update.clients):
+        try:
+            gradients.check(x[client], y[client])
+        except ValueError as error:
+            raise ValueError(f"client {client}: {error}") from error
     if update.labels is None:
         return
     same = (y.sort(1).values == update.labels.to(y.device).sort(1).values).all(1)
@@ -117,6 +130,18 @@ def check_clients(x: Tensor, y: Tensor, update: WeightUpdate) -> None:
             f"the labels of client {int((~same).nonzero()[0])} are not those of its "
             f"update; give x and y in the order of update.final."
         )
+
+
+def _check_alpha(alpha: object) -> None:
+    if alpha is None:
+        return
+    if isinstance(alpha, bool) or not isinstance(alpha, Real):
+        raise TypeError(
+            f"alpha must be a number in [0, 1] or None, got {alpha!r} "
+            f"({type(alpha).__name__}); for instance alpha=0.5, the same for all."
+        )
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}; 1 is w_0, 0 is w_T.")
 
 
 class _Client:
@@ -183,7 +208,7 @@ def _client(
             replace(settings, noise_std=assumed),
             effort,
         )
-    return _Client(best, mismatch, assumed, surrogate.similarity(x, y, best), found)
+    return _Client(best, mismatch, assumed, surrogate.cosine(mismatch.gradient), found)
 
 
 def _gathered(

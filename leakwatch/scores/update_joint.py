@@ -6,6 +6,7 @@ sample then includes that he doesn't know the others either.
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -116,6 +117,7 @@ def joint_errors(
     scale: float,
     epsilon: float,
     rounding: float = 0.0,
+    uncertainty: float = 0.0,
     lower: float = 0.0,
     products: int = 300,
     tol: float = 1e-3,
@@ -136,6 +138,7 @@ def joint_errors(
         epsilon: s²/R², in units of the eigenvalues of H.
         rounding: how far rounding has moved J̃, ‖ΔJ̃‖; at least what its arithmetic
             does to a matrix of this size is assumed.
+        uncertainty: error of each entry of δ.
         lower: a lower bound of λ_min of H̃.
         products: most products with J̃, and with J̃ᵀ.
         tol: relative error of all ‖e‖ together at which the iteration stops.
@@ -175,7 +178,12 @@ def joint_errors(
     eps = float(torch.finfo(known.dtype).eps)
     largest = float(delta.abs().max()) / scale
     places = centre.view(n, -1)
-    return _judged(solution, places, damping, rounding, lower, largest, eps)
+    # σ/(σ² + ε) is at most 1/(2√ε), and errors of δ are random.
+    reach = 2 * math.sqrt(epsilon)
+    moved = 0.0
+    if uncertainty > 0:
+        moved = uncertainty * places.shape[1] ** 0.5 / reach if reach else math.inf
+    return _judged(solution, places, damping, rounding, lower, largest, eps, moved)
 
 
 def _judged(
@@ -186,6 +194,7 @@ def _judged(
     lower: float,
     largest: float,
     eps: float,
+    moved_by_delta: float,
 ) -> list[Value]:
     n = len(offset)
     top = float(solution.sigma.max()) if solution.products else 0.0
@@ -199,6 +208,7 @@ def _judged(
     # Errors of J̃ᵀδ are random, so every sample gets its part of them.
     slack = rounding * largest
     slack *= solution.amplification(damping, lower, offset.numel()) / n**0.5
+    slack += moved_by_delta
     bound = solution.at(damping, lower).error
     before = norms(solution.earlier(round(_EARLIER * solution.products)))
     sizes = (norms(solution, shift) for shift in (0.0, -rounding, rounding))

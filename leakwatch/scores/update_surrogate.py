@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.gradients import GradientMap
+from leakwatch.status import describe_error
 from leakwatch.updates import WeightUpdate
 
 __all__ = ["Mismatch", "Surrogate"]
@@ -21,6 +22,9 @@ __all__ = ["Mismatch", "Surrogate"]
 _GROUP_BYTES = 256 * 2**20
 _GRID = 11
 _TOLERANCE = 1e-3
+_EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
+# In units of the last place, where it can't be measured.
+_ASSUMED = 32
 
 
 @final
@@ -33,13 +37,22 @@ class Mismatch:
         factor: s = ⟨w_0 − w_T, g_ŵ(X)⟩/‖w_0 − w_T‖², which makes δ smallest.
         gradient: g_ŵ(X), the mean gradient of the client's samples, ``(d_θ,)``,
             float64.
-        rounding: what the arithmetic of the weights does to s (w_0 − w_T), as a norm.
+        rounding: what the arithmetic of weights and gradient does to δ, as a norm. That
+            of the weights is part of what a client shares.
+        uncertainty: the gradient's part, which is an error of δ.
     """
 
     delta: Float[Tensor, " d_theta"]
     factor: float
     gradient: Float[Tensor, " d_theta"]
     rounding: float
+    uncertainty: float = 0.0
+
+    @property
+    def doubt(self) -> float:
+        """How much of δ may be an error, relative."""
+        size = float(self.delta.norm())
+        return self.uncertainty / size if size > 0 else math.inf
 
     @property
     def noise_std(self) -> float:
@@ -56,9 +69,14 @@ class Surrogate:
     for a gradient at one such ŵ, up to a factor, because these steps hardly leave a
     plane.
 
+    Mean gradients are in float64 whatever the map's dtype: a small difference of the
+    update and a gradient has lost the digits that float32 had. A network that float64
+    is too much for is evaluated in the map's.
+
     Args:
-        gradients: the map; its module's weights don't count. They are replaced while
-            something is evaluated and put back afterwards; not for use in threads.
+        gradients: the map; its module's weights don't count, nor does their dtype. They
+            are replaced while something is evaluated and put back afterwards; not for
+            use in threads.
         update: what the clients share.
         client: position of one of them.
 
@@ -103,6 +121,7 @@ class Surrogate:
         self._final = update.final[client].detach().to(place, torch.float64)
         self._difference = self._initial - self._final
         self._eps = torch.finfo(update.final.dtype).eps
+        self._precise: GradientMap | None = None
 
     @contextmanager
     def at(self, alpha: float) -> Iterator[GradientMap]:
@@ -112,10 +131,12 @@ class Surrogate:
             alpha: α; 1 is w_0, 0 is w_T.
 
         Yields:
-            The map, whose module holds ŵ until the end of the block.
+            The map, whose module holds ŵ in float64 until the end of the block, and
+            which rounds it to its own dtype.
         """
         weights = alpha * self._initial + (1 - alpha) * self._final
-        with _placed(self._parameters, weights):
+        modules = [module for _, module in self.gradients.named_modules()]
+        with _placed(modules, self._parameters, weights):
             yield self.gradients
 
     def gradient(
@@ -128,21 +149,36 @@ class Surrogate:
             y: their labels.
             alpha: of ŵ.
         """
-        each = gradients_at_once(self.gradients)
-        with self.at(alpha) as gradients:
-            parts = [
-                gradients(x[i : i + each], y[i : i + each]).double().sum(0)
-                for i in range(0, len(x), each)
-            ]
-        return torch.stack(parts).sum(0) / len(x)
+        with self.at(alpha):
+            return _mean(self._exact(x, y), x, y)[0]
+
+    def _exact(self, x: Tensor, y: Tensor) -> GradientMap:
+        """The map in float64, unless the network can't be evaluated so."""
+        if self._precise is None:
+            # The map itself examines the module, and keeps what it finds.
+            self.gradients(x[:1], y[:1])
+            precise = self.gradients.in_dtype(torch.float64)
+            try:
+                precise(x[:1], y[:1])
+            except Exception as error:
+                self.gradients.note(
+                    "the mismatch is as inexact as float32, in which alone it can be "
+                    f"evaluated ({describe_error(error)})"
+                )
+                precise = self.gradients
+            self._precise = precise
+        return self._precise
 
     def similarity(
         self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"], alpha: float
     ) -> float:
         """Cosine between w_0 − w_T and g_ŵ(X); NaN where that gradient vanishes."""
-        g = self.gradient(x, y, alpha)
-        lengths = float(g.norm()) * float(self._difference.norm())
-        return float(g @ self._difference) / lengths if lengths > 0 else math.nan
+        return self.cosine(self.gradient(x, y, alpha))
+
+    def cosine(self, gradient: Float[Tensor, " d_theta"]) -> float:
+        """Cosine between w_0 − w_T and a gradient; NaN where that vanishes."""
+        lengths = float(gradient.norm()) * float(self._difference.norm())
+        return float(gradient @ self._difference) / lengths if lengths > 0 else math.nan
 
     def best_alpha(self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"]) -> float:
         """The α in [0, 1] with the largest similarity, to within 0.001.
@@ -190,7 +226,9 @@ class Surrogate:
             y: their labels.
             alpha: of ŵ.
         """
-        g = self.gradient(x, y, alpha)
+        with self.at(alpha):
+            g, size = _mean(self._exact(x, y), x, y)
+            uncertainty = self._error(g, size, x, y)
         squared = self._difference.square().sum()
         factor = float(self._difference @ g / squared)
         ends = float(torch.stack([self._initial, self._final]).norm())
@@ -198,8 +236,30 @@ class Surrogate:
             delta=factor * self._difference - g,
             factor=factor,
             gradient=g,
-            rounding=abs(factor) * self._eps * ends,
+            rounding=math.hypot(abs(factor) * self._eps * ends, uncertainty),
+            uncertainty=uncertainty,
         )
+
+    def _error(self, g: Tensor, size: float, x: Tensor, y: Tensor) -> float:
+        """How far rounding has moved g, as a norm.
+
+        float64 loses as many digits of its own as float32 does, whose error is the
+        difference of the two.
+        """
+        dtype = self._exact(x, y).dtype
+        assumed = _ASSUMED * _EPS[dtype] * size
+        if dtype != torch.float64:
+            return assumed
+        try:
+            rounded, _ = _mean(self.gradients.in_dtype(torch.float32), x, y)
+        except Exception as error:
+            self.gradients.note(
+                "how much rounding changes its gradient is assumed, not measured: "
+                f"float32 fails ({describe_error(error)})"
+            )
+            return assumed
+        apart = float((rounded - g).norm()) * _EPS[dtype] / _EPS[torch.float32]
+        return apart if math.isfinite(apart) else assumed
 
 
 def gradients_at_once(gradients: GradientMap) -> int:
@@ -207,17 +267,41 @@ def gradients_at_once(gradients: GradientMap) -> int:
     return max(1, _GROUP_BYTES // (gradients.dtype.itemsize * gradients.size))
 
 
+def _mean(gradients: GradientMap, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """(1/N) Σ g_i in float64, and (1/N) Σ ‖g_i‖."""
+    each = gradients_at_once(gradients)
+    total: Tensor | float = 0.0
+    size = 0.0
+    for i in range(0, len(x), each):
+        part = gradients(x[i : i + each], y[i : i + each]).double()
+        total = total + part.sum(0)
+        size += float(part.norm(dim=1).sum())
+    return torch.as_tensor(total) / len(x), size / len(x)
+
+
 @contextmanager
 def _placed(
-    parameters: list[nn.Parameter], weights: Float[Tensor, " d_theta"]
+    modules: Iterable[nn.Module],
+    parameters: Sequence[nn.Parameter],
+    weights: Float[Tensor, " d_theta"],
 ) -> Iterator[None]:
-    """Other values in the parameters; their own storage is never written to."""
-    own = [p.data for p in parameters]
+    """Other parameters in the modules' registries, of the weights' dtype.
+
+    Not other data in the parameters: another dtype would cut them off from what
+    others, as data-parallel training, have hung on their gradients.
+    """
+    places = torch.split(weights, [p.numel() for p in parameters])
+    others = {
+        id(p): nn.Parameter(part.view(p.shape).to(p.device))
+        for p, part in zip(parameters, places, strict=True)
+    }
+    registries = [module._parameters for module in modules]
+    own = [dict(registry) for registry in registries]
     try:
-        places = torch.split(weights, [p.numel() for p in parameters])
-        for p, part in zip(parameters, places, strict=True):
-            p.data = part.view(p.shape).to(p.device, p.dtype)
+        for registry in registries:
+            for name, p in registry.items():
+                registry[name] = others.get(id(p), p)
         yield
     finally:
-        for p, storage in zip(parameters, own, strict=True):
-            p.data = storage
+        for registry, before in zip(registries, own, strict=True):
+            registry.update(before)
