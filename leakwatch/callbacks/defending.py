@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from leakwatch.defenses import Defense, GradientPruning
 
 __all__ = [
+    "BasisCost",
     "DefenseSummary",
     "Draw",
     "Measured",
@@ -46,6 +47,9 @@ class DefenseSummary:
         relative: ‖δ‖/‖g‖; infinite where g = 0.
         mismatch: the largest ‖δ applied − δ drawn‖/‖δ drawn‖ of a step.
         seconds: spent in total.
+        bases_formed: decompositions of a sample's Jacobian; 0 for defenses without.
+        bases_reused: how often one of an earlier step took their place.
+        basis_seconds: spent on forming them; a part of ``seconds``.
     """
 
     steps: int
@@ -56,6 +60,33 @@ class DefenseSummary:
     relative: float
     mismatch: float
     seconds: float
+    bases_formed: int
+    bases_reused: int
+    basis_seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class BasisCost:
+    """What the directions of the samples of one step cost.
+
+    Attributes:
+        formed: how many samples were decomposed.
+        reused: how many had been in an earlier step.
+        seconds: spent on the former.
+    """
+
+    formed: int = 0
+    reused: int = 0
+    seconds: float = 0.0
+
+    def values(self) -> dict[str, float]:
+        """What is logged about them, by key."""
+        return {
+            "bases_formed": float(self.formed),
+            "bases_reused": float(self.reused),
+            "basis_seconds": self.seconds,
+        }
 
 
 @final
@@ -69,6 +100,7 @@ class Draw:
         delta: what is added to it.
         bias: the part of it that is not random; ``None`` for nothing.
         variance: E‖·‖² of the random part.
+        bases: what its directions cost; ``None`` for a defense without.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -76,6 +108,7 @@ class Draw:
     delta: Float[Tensor, " d_theta"]
     bias: Float[Tensor, " d_theta"] | None
     variance: float
+    bases: BasisCost | None = None
 
 
 @final
@@ -161,14 +194,24 @@ class Tally:
     ratios: int = 0
     ratio: float = 0.0
     ratio_squared: float = 0.0
+    bases_formed: int = 0
+    bases_reused: int = 0
+    basis_seconds: float = 0.0
 
-    def add(self, step: Measured, seconds: float) -> None:
+    def add(
+        self, step: Measured, seconds: float, bases: BasisCost | None = None
+    ) -> None:
         """Counts a step.
 
         Args:
             step: what it consumed.
             seconds: what the defense took.
+            bases: of it, what directions took.
         """
+        if bases is not None:
+            self.bases_formed += bases.formed
+            self.bases_reused += bases.reused
+            self.basis_seconds += bases.seconds
         self.steps += 1
         self.asked += step.asked**2
         self.applied += step.applied**2
@@ -212,6 +255,9 @@ class Tally:
             relative=math.sqrt(self.relative / n),
             mismatch=self.mismatch,
             seconds=self.seconds,
+            bases_formed=self.bases_formed,
+            bases_reused=self.bases_reused,
+            basis_seconds=self.basis_seconds,
         )
 
     def state(self) -> dict[str, Any]:

@@ -140,6 +140,13 @@ class DefendedFit:
         self._compare_processes(drawn)
         self._pending[id(optimizer)] = drawn, time.perf_counter() - started
 
+    def epoch_ended(self) -> None:
+        """Says once if keeping bases has been for nothing."""
+        memory = None if self.samples is None else self.samples.memory
+        why = None if memory is None else memory.epoch_ended()
+        if why is not None:
+            self._warn("bases", f"no basis was used again in two epochs: {why}")
+
     def _clipping(self, original: Callable[..., None]) -> Callable[..., None]:
         # A plain function: copies of the module, as of averaged weights, share it
         # instead of copying everything here.
@@ -181,8 +188,11 @@ class DefendedFit:
         started = time.perf_counter()
         step = Measured.of(drawn)
         seconds += time.perf_counter() - started
-        self._tally.add(step, seconds)
-        self._latest[id(optimizer)] = step.values(seconds)
+        self._tally.add(step, seconds, drawn.bases)
+        values = step.values(seconds)
+        if drawn.bases is not None:
+            values |= drawn.bases.values()
+        self._latest[id(optimizer)] = values
         if not step.mismatch <= _OFF:
             self._warn(
                 "mismatch",

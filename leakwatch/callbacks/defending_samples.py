@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from leakwatch.callbacks.defending import Draw, consumed, flat
+from leakwatch.callbacks.defending_bases import BasisMemory
 from leakwatch.callbacks.observing import observing
 from leakwatch.defenses import Budget, Defense, EigenNoise, Reduction, Samples
 from leakwatch.defenses.protocol import averaging
@@ -33,8 +34,10 @@ class SampleDefense:
         gradients: the map from samples to gradients.
         module: what is trained.
         reduction: how the training loss combines samples.
+        memory: of directions from earlier steps; ``None`` for a defense without.
 
     Attributes:
+        memory: as given.
         gap: ‖gradient of training − combined gradients of samples‖ over the former, at
             the last step.
 
@@ -48,7 +51,9 @@ class SampleDefense:
         gradients: GradientMap,
         module: LightningModule,
         reduction: Reduction,
+        memory: BasisMemory | None = None,
     ) -> None:
+        self.memory = memory
         self._defense = defense
         self._gradients = gradients
         self._module = module
@@ -121,6 +126,8 @@ class SampleDefense:
                 f"{self._defense.name} clips that of each sample; leave "
                 f"configure_gradient_clipping alone."
             )
+        if self.memory is not None:
+            self.memory.advance()
         samples, share = self._samples(accumulated)
         with observing(self._module):
             combined = share.to(samples.gradient) @ samples.gradient
@@ -152,7 +159,8 @@ class SampleDefense:
         # training mode differs from it by something that was neither clipped nor mixed.
         added = self._defense.needs == "jacobian"
         base = clean if added else after
-        return Draw(parameters, after, message - base, mean - base, variance)
+        cost = None if self.memory is None else self.memory.cost
+        return Draw(parameters, after, message - base, mean - base, variance, cost)
 
     def _samples(self, accumulated: int) -> tuple[Samples, Tensor]:
         if not self._kept:
@@ -172,7 +180,8 @@ class SampleDefense:
         each = [averaging(n, self._reduction) / accumulated for n in sizes]
         share = torch.tensor(each, dtype=torch.float64, device=x.device)
         share = share.repeat_interleave(torch.tensor(sizes, device=x.device))
-        return Samples(self._gradients, x, y), share
+        basis = None if self.memory is None else self.memory.basis
+        return Samples(self._gradients, x, y, basis=basis), share
 
     def _parameters(self, optimizer: Optimizer | None = None) -> list[nn.Parameter]:
         held = {

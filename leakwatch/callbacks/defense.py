@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from leakwatch.callbacks.arguments import check_integer, check_name
 from leakwatch.callbacks.defending import DefenseSummary, Tally
+from leakwatch.callbacks.defending_bases import BasisMemory, memory_for
 from leakwatch.callbacks.defending_fit import DefendedFit
 from leakwatch.callbacks.defending_refusals import refuse_optimizers, refuse_run
 from leakwatch.callbacks.defending_samples import SampleDefense
@@ -59,10 +60,28 @@ class GradientDefense(Callback):
     part of checkpoints: resumed equals uninterrupted. While training runs, the module
     has an attribute ``configure_gradient_clipping`` of its own and can't be pickled.
 
+    *A basis refreshed every N steps.* `EigenNoise` decomposes the Jacobian of every
+    sample in every step. With ``refresh_every=N`` a sample's (u_i, σ_i) of step s serve
+    until step s + N − 1 whenever the same sample comes back, found by a hash of the
+    bytes of x and y: with random augmentation none ever does, and there is a warning if
+    no basis was used again by the end of the second epoch. The allocation then spreads
+    the budget by the σ_i kept, and the noise is Σ c_i J u_i/σ_i with J of now, scaled
+    for each sample to ‖c‖, its length under a basis of now. So √E‖δ‖² is exactly what
+    is stated, at two products with J; what is not of now is where it goes: the J u_i
+    are no longer orthogonal, and σ_i no longer their lengths. The image of
+    ``"input_space"`` is scaled in the same way, and its budget holds to first order as
+    ever. An allocation of your own must draw by ``samples.basis.push`` or `InRange`.
+
+    Bases that may serve again are part of checkpoints, for no other way would a resumed
+    run draw the noise of an uninterrupted one. That is up to ``basis_memory`` a file,
+    computed from private samples: keep it as private as these. None are for N = 1.
+
     After each step, for as often as the Trainer logs: ``{name}/asked_norm``, the
     √E‖δ‖² stated; ``{name}/applied_norm``, ‖δ‖ of the gradient consumed less the clean
     one; ``{name}/applied_std``, of the random part over entries;
-    ``{name}/relative_norm``, ‖δ‖/‖g‖; ``{name}/seconds``. With several optimisers
+    ``{name}/relative_norm``, ‖δ‖/‖g‖; ``{name}/seconds``; for noise along singular
+    directions also ``{name}/bases_formed``, ``{name}/bases_reused`` and
+    ``{name}/basis_seconds``, spent on the former. With several optimisers
     ``{name}/0/…``, ``{name}/1/…``. There is a warning when δ is not what was drawn
     (another callback changed it, half precision rounded it away) or its mean size not
     what was asked, by more than 5 %.
@@ -75,6 +94,11 @@ class GradientDefense(Callback):
             defenses that look at samples.
         dtype: of their gradients, ``"float32"`` or ``"float64"``.
         seed: of the noise.
+        refresh_every: steps that the directions of a sample are used for; 1: those of
+            every step are formed anew. For defenses along singular directions.
+        basis_memory: MiB of bases that may be kept, 8 d_x² bytes each (4.7 MiB for
+            28×28, 72 MiB for 3×32×32), the least recently used going first. Room for
+            fewer than the samples of an epoch is used in vain if these come in order.
         name: first part of all log keys.
 
     Raises:
@@ -99,6 +123,8 @@ class GradientDefense(Callback):
         criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
         dtype: str = "float32",
         seed: int = 0,
+        refresh_every: int = 1,
+        basis_memory: float = 1024.0,
         name: str = "defense",
     ) -> None:
         super().__init__()
@@ -115,6 +141,8 @@ class GradientDefense(Callback):
         self.criterion = criterion
         self.dtype = dtype
         self.seed = check_integer("seed", seed, example=0)
+        self._memory = memory_for(self.defense, refresh_every, basis_memory)
+        self.refresh_every, self.basis_memory = refresh_every, basis_memory
         self.name = check_name("name", name)
         self._tally = Tally()
         self._streams: dict[str, torch.Generator] = {}
@@ -191,13 +219,16 @@ class GradientDefense(Callback):
             self._restore(self._loaded, pl_module.device)
         elif trainer.global_step == 0:
             self._tally, self._streams = Tally(), {}
+            self._memory = self._new_memory()
         self._loaded = None
         samples = None
         if self.defense.needs != "gradient":
             gradients = GradientMap(
                 pl_module, self.criterion, dtype=_DTYPES[self.dtype]
             )
-            samples = SampleDefense(self.defense, gradients, pl_module, self.reduction)
+            samples = SampleDefense(
+                self.defense, gradients, pl_module, self.reduction, self._memory
+            )
         self._remove()
         self._fit = DefendedFit(
             trainer,
@@ -253,6 +284,11 @@ class GradientDefense(Callback):
                 f"{self.name}/{key}", value, on_step=True, on_epoch=False, batch_size=1
             )
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warns if bases are kept that never serve again."""
+        if self._fit is not None:
+            self._fit.epoch_ended()
+
     # -- afterwards ------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,12 +315,13 @@ class GradientDefense(Callback):
         return self._generate_state_key(name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Random streams and what was measured."""
+        """Random streams, what was measured, and bases that may serve again."""
         streams = {
             name: {"device": stream.device.type, "state": stream.get_state()}
             for name, stream in self._streams.items()
         }
-        return {"streams": streams, "tally": self._tally.state()}
+        bases = None if self._memory is None else self._memory.state()
+        return {"streams": streams, "tally": self._tally.state(), "bases": bases}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where the checkpoint was made."""
@@ -298,6 +335,9 @@ class GradientDefense(Callback):
     def _restore(self, state: dict[str, Any], device: torch.device) -> None:
         self._tally = Tally(**state["tally"])
         self._streams = {}
+        self._memory = self._new_memory()
+        if self._memory is not None and state.get("bases") is not None:
+            self._memory.restore(state["bases"], device)
         for name, stream in state["streams"].items():
             made = self._stream(name, device if name == "training" else None)
             if made.device.type == stream["device"]:
@@ -310,6 +350,9 @@ class GradientDefense(Callback):
                 f"{stream['device']} and is now drawn on {made.device.type}; the run "
                 f"goes on with other noise than it would have had."
             )
+
+    def _new_memory(self) -> BasisMemory | None:
+        return memory_for(self.defense, self.refresh_every, self.basis_memory)
 
     def _stream(self, name: str, device: torch.device | None = None) -> torch.Generator:
         if name not in self._streams:

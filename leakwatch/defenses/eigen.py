@@ -149,6 +149,14 @@ class EigenNoise:
         return summed(noisy, reduction)
 
     @property
+    def needs_basis(self) -> bool:
+        """Whether noise is laid along singular directions: not for ``"diagonal"``.
+
+        Taken for granted of an allocation of your own.
+        """
+        return not isinstance(self._chosen, RowNorms)
+
+    @property
     def _chosen(self) -> Allocation:
         if isinstance(self.allocation, str):
             return _ALLOCATIONS[self.allocation]

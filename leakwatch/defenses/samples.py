@@ -35,7 +35,8 @@ class Samples:
         max_memory: MiB that may be kept of a Jacobian at a time.
         basis: directions of the same samples from earlier weights, to save their cost.
             Noise is then the image of their u_i under J of now, and its size and
-            covariance are those of then: measure δ.
+            covariance are those of then: measure δ. Or a function that makes the basis
+            from J when it is asked for, such as ``Basis.of``.
 
     Raises:
         ValueError: if there isn't one label per sample, or the basis is that of other
@@ -50,10 +51,10 @@ class Samples:
         *,
         input_scale: Float[Tensor, " d_x"] | None = None,
         max_memory: float | None = None,
-        basis: Basis | None = None,
+        basis: Basis | Callable[[GradientJacobian], Basis] | None = None,
     ) -> None:
         check_samples(x, y)
-        if basis is not None and not torch.equal(basis.jacobian.x, x):
+        if isinstance(basis, Basis) and not torch.equal(basis.jacobian.x, x):
             raise ValueError(
                 "this basis is that of other samples; give Samples(...).basis of the "
                 "same ones, in their order."
@@ -84,8 +85,10 @@ class Samples:
     @cached_property
     def basis(self) -> Basis:
         """The directions of each; costs an eigendecomposition a sample."""
-        if self._basis is not None:
+        if isinstance(self._basis, Basis):
             return self._basis
+        if self._basis is not None:
+            return self._basis(self.jacobian)
         return Basis.of(self.jacobian, max_memory=self.max_memory)
 
     def kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
