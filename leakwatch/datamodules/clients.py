@@ -22,6 +22,7 @@ from leakwatch.federated import (
     group_split,
     iid_split,
 )
+from leakwatch.federated.checks import check_alpha, whole
 
 Split = Literal["iid", "dirichlet", "fixed", "group"]
 _SPLITS = ("iid", "dirichlet", "fixed", "group")
@@ -54,7 +55,8 @@ class ClientsDataModule(L.LightningDataModule):
         clients: samples and labels of each client, without augmentation.
 
     Raises:
-        TypeError: `data` is no `ImageDataModule`.
+        TypeError: `data` is no `ImageDataModule`, or another argument of the wrong
+            kind.
         ValueError: An argument out of range; from `setup`: too few samples or groups.
 
     Example:
@@ -82,7 +84,9 @@ class ClientsDataModule(L.LightningDataModule):
                 f"leakwatch.federated.FederatedAveraging."
             )
         _check_split(split, clients, per_client)
-        answering_clients(clients or 1, share, answering=answering, seed=seed)
+        _check_numbers(clients, alpha, per_client, least)
+        known = 1 if clients is None else clients
+        answering_clients(known, share, answering=answering, seed=seed)
         self.data = data
         self.split = split
         self.number = clients
@@ -181,6 +185,16 @@ def _check_split(split: str, clients: int | None, per_client: int | None) -> Non
             f"per_client belongs to split='fixed', such as split='fixed', clients=10, "
             f"per_client=50; got split={split!r} and per_client={per_client!r}."
         )
+
+
+def _check_numbers(
+    clients: int | None, alpha: float, per_client: int | None, least: int
+) -> None:
+    for name, value in (("clients", clients), ("per_client", per_client)):
+        if value is not None:
+            whole(name, value)
+    whole("least", least)
+    check_alpha(alpha)
 
 
 def _groups(dataset: ImageDataset | ImageFileDataset) -> Int[Tensor, " n"]:

@@ -8,6 +8,7 @@ from leakwatch.federated.analysis import (
     principal_subspace,
     segment_similarity,
 )
+from leakwatch.federated.averaging import Buffers, average_updates
 from leakwatch.federated.local import (
     ClientUpdate,
     Record,
@@ -23,12 +24,10 @@ from leakwatch.federated.partition import (
 )
 from leakwatch.federated.rounds import (
     Answering,
-    Buffers,
     ClientData,
     FederatedAveraging,
     Round,
     answering_clients,
-    average_updates,
 )
 from leakwatch.updates import LocalTraining, WeightUpdate
 

@@ -7,6 +7,7 @@ and w_T has a gradient nearly parallel to w_0 − w_T (Figure 4).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -16,6 +17,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from leakwatch.evaluation import Criterion, Weights
+from leakwatch.federated.checks import whole
 from leakwatch.federated.local import ClientUpdate
 from leakwatch.federated.objective import Objective
 
@@ -82,6 +84,7 @@ def principal_subspace(
         The share of each step's gradient in the subspace.
 
     Raises:
+        TypeError: if k is no integer.
         ValueError: for another shape, k out of range, values that are not finite, or
             gradients that are all zero.
 
@@ -95,7 +98,8 @@ def principal_subspace(
             f"gradients must have shape (T, d_θ), one row per local step, got "
             f"{tuple(gradients.shape)}."
         )
-    if isinstance(dimension, bool) or not 1 <= dimension <= len(gradients):
+    dimension = whole("dimension", dimension)
+    if dimension > len(gradients):
         raise ValueError(
             f"dimension must be between 1 and the {len(gradients)} steps, got "
             f"{dimension!r}."
@@ -128,7 +132,8 @@ class Segment:
 
     Attributes:
         alphas: ascending, from 0 (w_T) to 1 (w_0).
-        similarity: the cosine at each of them, in [−1, 1].
+        similarity: the cosine at each of them, in [−1, 1]; NaN where the gradient is
+            zero.
         best_alpha: of the largest cosine, to about 1e-4.
         best: that cosine.
     """
@@ -173,8 +178,10 @@ def segment_similarity(
         The cosine over α, and its maximum.
 
     Raises:
-        ValueError: for fewer than 2 points, a client that diverged or did not move, or
-            a module with another number of weights.
+        TypeError: if ``points`` is no integer.
+        ValueError: for fewer than 2 points, a client that diverged or did not move, a
+            module with another number of weights, or a gradient that is zero at all
+            points.
 
     Example:
         >>> from leakwatch.federated import LocalTraining, train_client
@@ -184,8 +191,7 @@ def segment_similarity(
         >>> round(found.at_start, 6), found.best_alpha > 0.9
         (1.0, True)
     """
-    if isinstance(points, bool) or points < 2:
-        raise ValueError(f"points must be at least 2, the two ends, got {points!r}.")
+    points = whole("points", points, least=2)
     objective = Objective(module, criterion, update.initial.dtype)
     _check_update(update, objective)
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
@@ -195,10 +201,15 @@ def segment_similarity(
             return _cosine_at(objective, weights, update, alpha)
 
         similarity = alphas.new_tensor([cosine(float(a)) for a in alphas])
-        top = int(similarity.argmax())
+        if bool(similarity.isnan().all()):
+            raise ValueError(
+                f"the gradient of client {update.client} is zero or not finite at all "
+                f"{points} points, so that it has no direction there; take more points."
+            )
+        top = int(similarity.nan_to_num(-math.inf).argmax())
         low, high = alphas[max(top - 1, 0)], alphas[min(top + 1, points - 1)]
         found = minimize_scalar(
-            lambda alpha: -cosine(float(alpha)),
+            lambda alpha: _loss_of(cosine(float(alpha))),
             bounds=(float(low), float(high)),
             method="bounded",
             options={"xatol": 1e-4},
@@ -207,6 +218,11 @@ def segment_similarity(
     if best < float(similarity[top]):
         best_alpha, best = float(alphas[top]), float(similarity[top])
     return Segment(alphas, similarity, best_alpha, best)
+
+
+def _loss_of(cosine: float) -> float:
+    # The search knows no NaN: where there is no direction is worse than anywhere else.
+    return 2.0 if math.isnan(cosine) else -cosine
 
 
 def _cosine_at(

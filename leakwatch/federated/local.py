@@ -11,6 +11,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from leakwatch.evaluation import Criterion, Weights
+from leakwatch.federated.checks import check_finite, check_training
+from leakwatch.federated.faults import check_losses, single_samples
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
 from leakwatch.inputs import check_samples
@@ -121,7 +123,9 @@ def train_client(
             writing into them, come back as they were.
         record: also keep one row per step, for :mod:`leakwatch.federated.analysis`:
             ``"steps"``, ``"full"`` (one more gradient of all samples per step) or
-            ``"weights"``; see :class:`ClientUpdate`. Takes T·d_θ numbers.
+            ``"weights"``; see :class:`ClientUpdate`. Takes T·d_θ numbers and changes
+            nothing else: dropout of a ``"full"`` row draws from where the client's
+            stream stands after the step's batch, and the stream is put back.
         max_memory: MiB that a record may take.
 
     Returns:
@@ -129,9 +133,12 @@ def train_client(
         an outcome, not an error: see :attr:`ClientUpdate.diverged`.
 
     Raises:
-        TypeError: if ``module`` is no ``nn.Module``, or the samples no tensors.
+        TypeError: if ``module`` is no ``nn.Module``, the samples no tensors, or
+            ``training`` no :class:`LocalTraining`.
         ValueError: for a module without trainable parameters, samples and labels that
-            don't go together, an unknown record or one beyond ``max_memory``.
+            don't go together, a sample that holds NaN or whose loss is not finite at
+            the start (a label out of range), a batch of one sample for BatchNorm that
+            isn't frozen, an unknown record or one beyond ``max_memory``.
 
     Example:
         >>> net = nn.Linear(3, 2)
@@ -142,6 +149,8 @@ def train_client(
         (6, 5, (8,))
     """
     check_samples(x, y)
+    check_finite(x, client)
+    check_training(training)
     objective = Objective(module, criterion, dtype)
     steps = training.steps(len(x))
     _check_record(record, steps, objective, max_memory)
@@ -164,16 +173,20 @@ def train_client(
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
-        for _ in range(training.epochs):
+        for epoch in range(training.epochs):
             order = torch.randperm(len(x), generator=shuffle).to(x.device)
-            for batch in torch.split(order, training.batch_size):
-                loss, grads = objective.gradient(weights, x[batch], y[batch])
+            batches = torch.split(order, int(training.batch_size))
+            for batch in batches:
+                with single_samples(client, len(batch)):
+                    loss, grads = objective.gradient(weights, x[batch], y[batch])
                 if record is not None:
                     rows.append(_row(record, objective, weights, grads, x, y))
                 for p, grad in zip(shared, grads, strict=True):
                     p.grad = grad
                 optimizer.step()
                 losses.append(loss)
+            if epoch == 0:
+                check_losses(objective, weights, initial, losses, batches, x, y, client)
         final = objective.flat_of(weights, shared)
         buffers = objective.buffers_of(weights)
     return ClientUpdate(

@@ -18,6 +18,7 @@ from leakwatch.evaluation import (
     evaluating,
     underlying,
 )
+from leakwatch.isolation import isolated_rng
 from leakwatch.losses import classification_criterion
 
 __all__ = ["Objective"]
@@ -114,7 +115,9 @@ class Objective:
             the loss does not use.
         """
         shared = weights.shared
-        with torch.enable_grad():
+        # Checkpointed parts of a forward run again in the backward pass, and must find
+        # the same weights.
+        with torch.enable_grad(), self.loss.holding():
             mean = self.loss.batch({**weights.fixed, **shared}, x, y).mean()
             found = torch.autograd.grad(mean, list(shared.values()), allow_unused=True)
         return mean.detach(), list(found)
@@ -125,11 +128,15 @@ class Objective:
         x: Float[Tensor, "batch ..."],
         y: Shaped[Tensor, "batch ..."],
     ) -> Float[Tensor, " d_theta"]:
-        """As :meth:`gradient`, as one vector; buffers stay as they were."""
+        """As :meth:`gradient`, as one vector; leaves no trace.
+
+        Buffers and random streams stay as they were. Dropout draws what the streams
+        would give next, so the next batch of a client draws from the same place.
+        """
         kept = {name: t.clone() for name, t in weights.fixed.items()}
-        return self.flat_of(
-            weights, self.gradient(Weights(weights.shared, kept), x, y)[1]
-        )
+        with isolated_rng():
+            found = self.gradient(Weights(weights.shared, kept), x, y)[1]
+        return self.flat_of(weights, found)
 
     def at(self, weights: Weights, flat: Float[Tensor, " d_theta"]) -> Weights:
         """The same point with other shared weights.
@@ -159,13 +166,30 @@ class Objective:
         return torch.cat([t.detach().reshape(-1) for t in parts])
 
     def buffers_of(self, weights: Weights) -> dict[str, Tensor]:
-        """The module's buffers, by its own names."""
-        names = {name for name, _ in self.loss.named_buffers()}
+        """The module's buffers, by its own names.
+
+        Entries that no forward changed are the module's own, bit by bit, also where
+        the arithmetic is narrower than they are; a buffer has the wider of both types.
+        """
+        own = {_PREFIX + name: t for name, t in self.module.named_buffers()}
         return {
-            name.removeprefix(_PREFIX): t
+            name.removeprefix(_PREFIX): _merged(own[name].detach(), t)
             for name, t in weights.fixed.items()
-            if name in names and name.startswith(_PREFIX)
+            if name in own
         }
+
+    def check_server(self) -> None:
+        """Raises ValueError for weights too coarse to hold an average.
+
+        Rounded after each round, updates below half a unit in the last place vanish.
+        """
+        for name, p in self._shared().items():
+            if p.dtype.itemsize < 4:
+                raise ValueError(
+                    f"{name.removeprefix(_PREFIX)} is {p.dtype}: the average of each "
+                    f"round would be rounded to it, and small updates would vanish; "
+                    f"call module.float() first (in a Trainer, precision='32-true')."
+                )
 
     @torch.no_grad()
     def put(
@@ -187,3 +211,10 @@ class Objective:
 
     def _shared(self) -> dict[str, nn.Parameter]:
         return {n: p for n, p in self.loss.named_parameters() if p.requires_grad}
+
+
+def _merged(own: Tensor, found: Tensor) -> Tensor:
+    sent = own.to(found.dtype)
+    same = (found == sent) | ((found != found) & (sent != sent))
+    wide = torch.promote_types(own.dtype, found.dtype)
+    return torch.where(same, own.to(wide), found.to(wide))

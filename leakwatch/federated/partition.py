@@ -7,7 +7,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
+
+from leakwatch.federated.checks import check_alpha, whole
 
 __all__ = [
     "Partition",
@@ -17,8 +20,14 @@ __all__ = [
     "iid_split",
 ]
 
+Float64: TypeAlias = NDArray[np.float64]
+Int64: TypeAlias = NDArray[np.int64]
 Partition: TypeAlias = tuple[Tensor, ...]
 """Ascending int64 indices of each client's samples; no index is in two clients."""
+
+# Above this concentration no share differs from 1/clients in float64; far above it,
+# NumPy's draws overflow.
+_EVEN = 1e32
 
 
 def iid_split(samples: int, clients: int, *, seed: int = 0) -> Partition:
@@ -40,7 +49,7 @@ def iid_split(samples: int, clients: int, *, seed: int = 0) -> Partition:
         >>> [len(part) for part in iid_split(10, 3)]
         [4, 3, 3]
     """
-    _check_counts(samples, clients, least=1)
+    samples, clients = _check_counts(samples, clients, least=1)
     order = torch.randperm(samples, generator=_generator(seed))
     return _ascending(order.tensor_split(clients))
 
@@ -67,7 +76,8 @@ def fixed_split(
         >>> [len(part) for part in fixed_split(100, 3, per_client=10)]
         [10, 10, 10]
     """
-    _check_counts(samples, clients, least=_whole("per_client", per_client))
+    per_client = whole("per_client", per_client)
+    samples, clients = _check_counts(samples, clients, least=per_client)
     order = torch.randperm(samples, generator=_generator(seed))
     return _ascending(torch.split(order[: clients * per_client], per_client))
 
@@ -85,7 +95,10 @@ def dirichlet_split(
     The shares of the clients in each class are drawn from a symmetric Dirichlet
     distribution (Yurochkin et al., ICML 2019): of ``clients`` shares with mean
     1/clients and variance (1 − 1/clients)/(clients · (clients·alpha + 1)). A small
-    alpha gives a class to few clients, a large one splits it evenly. Afterwards, while
+    alpha gives a class to few clients, a large one splits it evenly. Shares of samples
+    are rounded down, and those left over go to the clients that rounding owes most, in
+    this class and those before it: so all clients get equally many, up to one, as
+    alpha grows, however few samples a class has. Afterwards, while
     a client has fewer than ``least`` samples, the largest gives one of its own, chosen
     at random, to the smallest.
 
@@ -100,7 +113,8 @@ def dirichlet_split(
         The indices of each client.
 
     Raises:
-        TypeError: if labels are no integer tensor, or a number is no integer.
+        TypeError: if labels are no integer tensor, alpha is no number, or another
+            number is no integer.
         ValueError: for alpha out of range, or fewer than clients · least samples.
 
     Example:
@@ -110,21 +124,20 @@ def dirichlet_split(
         (100, True)
     """
     _check_labels("labels", labels)
-    _check_counts(len(labels), clients, least=_whole("least", least))
-    if isinstance(alpha, bool) or not 0 < float(alpha) < float("inf"):
-        raise ValueError(
-            f"alpha must be positive and finite, such as alpha=0.5, got {alpha!r}."
-        )
+    least = whole("least", least)
+    _, clients = _check_counts(len(labels), clients, least)
+    alpha = check_alpha(alpha)
     generator = _generator(seed)
-    shares = np.random.default_rng(seed)
+    rng = np.random.default_rng(int(seed))
     owner = torch.empty(len(labels), dtype=torch.int64)
+    owed = np.zeros(clients)
     for label in torch.unique(labels).tolist():
         members = (labels == label).nonzero().flatten()
         members = members[torch.randperm(len(members), generator=generator)]
-        edges = shares.dirichlet([float(alpha)] * clients).cumsum()[:-1]
-        cuts = torch.from_numpy(np.rint(edges * len(members)).astype(np.int64))
-        for client, part in enumerate(members.tensor_split(cuts)):
-            owner[part] = client
+        shares = rng.dirichlet([min(alpha, _EVEN)] * clients)
+        counts = _rounded(shares * len(members), len(members), owed, rng)
+        owned = np.repeat(np.arange(clients), counts)
+        owner[members] = torch.from_numpy(owned).to(owner)
     _top_up(owner, clients, least, generator)
     return tuple((owner == client).nonzero().flatten() for client in range(clients))
 
@@ -151,10 +164,10 @@ def group_split(
         (tensor([0, 2, 3]),)
     """
     _check_labels("groups", groups)
-    _whole("least", least)
+    whole("least", least)
     found, counts = torch.unique(groups[groups >= 0], return_counts=True)
     large = found[counts >= least]
-    wanted = len(large) if clients is None else _whole("clients", clients)
+    wanted = len(large) if clients is None else whole("clients", clients)
     if wanted > len(large) or wanted == 0:
         raise ValueError(
             f"{len(large)} of {len(found)} groups have at least {least} samples, "
@@ -162,6 +175,26 @@ def group_split(
             f"of the data."
         )
     return tuple((groups == g).nonzero().flatten() for g in large[:wanted])
+
+
+def _rounded(
+    wanted: Float64, total: int, owed: Float64, rng: np.random.Generator
+) -> Int64:
+    """Whole numbers that add up to ``total``, each below ``wanted`` or up to 1 above.
+
+    ``owed`` keeps what rounding took from each client so far, and is updated.
+    """
+    counts = np.floor(wanted).astype(np.int64)
+    owed += wanted - counts
+    # Nobody gets a sample of a class in which it has no share.
+    due = np.where(wanted > counts, owed, -np.inf)
+    # Equals in random order; differences of rounding are none.
+    ties = rng.permutation(len(wanted))
+    ranked = ties[np.argsort(-due[ties].round(9), kind="stable")]
+    chosen = ranked[: total - int(counts.sum())]
+    counts[chosen] += 1
+    owed[chosen] -= 1
+    return counts
 
 
 def _top_up(
@@ -182,20 +215,21 @@ def _ascending(parts: tuple[Tensor, ...]) -> Partition:
 
 
 def _generator(seed: object) -> torch.Generator:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}.")
-    return torch.Generator().manual_seed(seed)
+    number = whole("seed", seed, least=0)
+    if number >= 2**64:
+        raise ValueError(f"seed must be below 2**64, got {number}.")
+    return torch.Generator().manual_seed(number)
 
 
-def _check_counts(samples: int, clients: int, least: int) -> None:
-    _whole("samples", samples)
-    _whole("clients", clients)
+def _check_counts(samples: int, clients: int, least: int) -> tuple[int, int]:
+    samples, clients = whole("samples", samples), whole("clients", clients)
     if samples < clients * least:
         raise ValueError(
             f"{clients} clients of at least {least} samples need {clients * least} "
             f"samples, got {samples}; take fewer clients, fewer samples for each, or "
             f"more data."
         )
+    return samples, clients
 
 
 def _check_labels(name: str, value: object) -> None:
@@ -210,11 +244,3 @@ def _check_labels(name: str, value: object) -> None:
         raise ValueError(
             f"{name} must have shape (n,) with n at least 1, got {tuple(value.shape)}."
         )
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
-    return value

@@ -12,6 +12,15 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from leakwatch.evaluation import Criterion
+from leakwatch.federated.averaging import Buffers, average_updates
+from leakwatch.federated.checks import (
+    check_choice,
+    check_client,
+    check_clients,
+    check_share,
+    check_training,
+    whole,
+)
 from leakwatch.federated.local import ClientUpdate, train_client
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
@@ -19,19 +28,16 @@ from leakwatch.updates import LocalTraining
 
 __all__ = [
     "Answering",
-    "Buffers",
     "ClientData",
     "FederatedAveraging",
     "Round",
     "answering_clients",
-    "average_updates",
 ]
 
 ClientData: TypeAlias = tuple[Shaped[Tensor, "N ..."], Shaped[Tensor, "N ..."]]
 """Samples and labels of one client."""
 
 Answering: TypeAlias = Literal["count", "chance"]
-Buffers: TypeAlias = Literal["averaged", "kept"]
 
 # Names the stream that draws who answers; clients have numbers below it.
 _SERVER = 2**32
@@ -85,62 +91,22 @@ def answering_clients(
         before.
 
     Raises:
+        TypeError: for an argument of the wrong kind.
         ValueError: for an argument out of range.
 
     Example:
         >>> len(answering_clients(40, 0.1)), answering_clients(3)
         (4, (0, 1, 2))
     """
-    if clients < 1:
-        raise ValueError(f"there must be at least 1 client, got {clients}.")
-    if isinstance(share, bool) or not 0 < share <= 1:
-        raise ValueError(
-            f"share must lie in (0, 1], such as share=0.1 for a tenth of the clients, "
-            f"got {share!r}."
-        )
+    clients, share = whole("clients", clients, least=0), check_share(share)
+    if clients == 0:
+        raise ValueError("there must be at least 1 client, got none.")
     check_choice("answering", answering, get_args(Answering))
     draws = torch.rand(clients, generator=client_stream(seed, round, _SERVER))
     count = max(1, math.floor(share * clients + 0.5))
     if answering == "chance":
         count = max(1, int((draws < share).sum()))
     return tuple(sorted(draws.argsort(stable=True)[:count].tolist()))
-
-
-def average_updates(
-    updates: Sequence[ClientUpdate], buffers: Buffers = "averaged"
-) -> tuple[Float[Tensor, " d_theta"], dict[str, Tensor]]:
-    """Σ n_k w_k / Σ n_k over clients k of n_k samples (McMahan et al. 2017).
-
-    Summed in float64, in the order given: a single client's weights come out as they
-    are, bit by bit.
-
-    Args:
-        updates: of one round.
-        buffers: ``"averaged"``: with the same factors, integers rounded; ``"kept"``:
-            the server's stay.
-
-    Returns:
-        The average weights in the clients' precision, and the averaged buffers.
-
-    Raises:
-        ValueError: for no updates, or a client whose training diverged.
-    """
-    check_choice("buffers", buffers, get_args(Buffers))
-    if not updates:
-        raise ValueError("there is nothing to average: no client answered.")
-    for update in updates:
-        if update.diverged:
-            raise ValueError(
-                f"training of client {update.client} diverged in round "
-                f"{update.round}: its weights hold NaN or infinity, and so would the "
-                f"average; lower lr={update.training.lr:g} or momentum."
-            )
-    counts = [u.samples for u in updates]
-    weights = _mean([u.final for u in updates], counts)
-    if buffers == "kept":
-        return weights, {}
-    names = updates[0].buffers
-    return weights, {n: _mean([u.buffers[n] for u in updates], counts) for n in names}
 
 
 @final
@@ -154,8 +120,9 @@ class FederatedAveraging:
 
     Args:
         module: the network; its weights are the server's and change with each round.
-        clients: samples and labels of each; read anew each round, one client after
-            the other, so that a sequence that loads them keeps memory small.
+        clients: samples and labels of each. A list or tuple is checked now; another
+            sequence is read anew each round, one client after the other, so that one
+            that loads them keeps memory small.
         training: local training of every client.
         share: of the clients that answer in a round, in (0, 1].
         answering: see :func:`answering_clients`.
@@ -169,9 +136,11 @@ class FederatedAveraging:
         completed: rounds so far.
 
     Raises:
-        TypeError: if ``module`` is no ``nn.Module``.
-        ValueError: for no clients, an argument out of range, or a module without
-            trainable parameters.
+        TypeError: if ``module`` is no ``nn.Module``, ``clients`` no sequence of pairs
+            of tensors, or another argument of the wrong kind.
+        ValueError: for no clients, a client without samples or with other labels than
+            samples, an argument out of range, or a module without trainable parameters
+            or with some in half precision.
 
     Example:
         >>> net = nn.Linear(3, 2)
@@ -196,9 +165,12 @@ class FederatedAveraging:
         freeze_batchnorm: bool = True,
         buffers: Buffers = "averaged",
     ) -> None:
+        check_clients(clients)
+        check_training(training)
         answering_clients(len(clients), share, answering=answering, seed=seed)
         check_choice("buffers", buffers, get_args(Buffers))
         self._objective = Objective(module, criterion, dtype)
+        self._objective.check_server()
         self.module = module
         self.clients = clients
         self.training = training
@@ -238,32 +210,55 @@ class FederatedAveraging:
         """Round after round; each is run when it is asked for.
 
         Args:
-            rounds: how many more.
+            rounds: how many more, at least 0.
+
+        Raises:
+            TypeError: if ``rounds`` is no integer.
+            ValueError: if it is negative.
         """
-        for _ in range(rounds):
-            yield self.step()
+        count = whole("rounds", rounds, least=0)
+        return (self.step() for _ in range(count))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers and the number of rounds: all there is to go on from."""
-        state = {k: v.detach().clone() for k, v in self.module.state_dict().items()}
-        return {"module": state, "completed": self.completed, "seed": self.seed}
+        """All there is to go on from: weights, buffers and the number of rounds.
+
+        With those of a criterion that is a module itself.
+        """
+        return {
+            "module": _state(self.module),
+            "criterion": _state(self.criterion),
+            "completed": self.completed,
+            "seed": self.seed,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken.
 
         Raises:
-            ValueError: if the state is of a simulation with another seed.
+            ValueError: if the state lacks something, or is of a simulation with
+                another seed.
         """
+        needed = ["module", "completed", "seed"]
+        if _state(self.criterion):
+            needed.append("criterion")
+        missing = [key for key in needed if key not in state]
+        if missing:
+            raise ValueError(
+                f"the state lacks {', '.join(map(repr, missing))}; pass what "
+                f"state_dict() of a FederatedAveraging returned."
+            )
         if state["seed"] != self.seed:
             raise ValueError(
                 f"the state is of a simulation with seed={state['seed']}, this one has "
                 f"seed={self.seed}, and would not go on as that one."
             )
         self.module.load_state_dict(state["module"])
+        if isinstance(self.criterion, nn.Module):
+            self.criterion.load_state_dict(state.get("criterion", {}))
         self.completed = state["completed"]
 
     def _train(self, client: int, number: int) -> ClientUpdate:
-        x, y = self.clients[client]
+        x, y = check_client(self.clients[client], client)
         return train_client(
             self.module,
             x,
@@ -278,17 +273,7 @@ class FederatedAveraging:
         )
 
 
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless ``value`` is one of ``known``."""
-    if value not in known:
-        raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}."
-        )
-
-
-def _mean(values: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    total = torch.zeros_like(values[0], dtype=torch.float64)
-    for value, count in zip(values, counts, strict=True):
-        total += value.double() * (count / sum(counts))
-    kept = values[0].dtype
-    return (total if kept.is_floating_point else total.round()).to(kept)
+def _state(part: object) -> dict[str, Tensor]:
+    if not isinstance(part, nn.Module):
+        return {}
+    return {name: t.detach().clone() for name, t in part.state_dict().items()}

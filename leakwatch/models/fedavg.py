@@ -36,9 +36,12 @@ class FedAvgModule(L.LightningModule):
     number of rounds, and callbacks such as `LeakageMonitor(every_n_epochs=5)` see the
     server's network after every fifth round.
 
-    Everything random depends on `seed`, the Trainer's epoch and the client only: a
-    run resumed from a checkpoint equals an uninterrupted one, and both equal
-    `leakwatch.federated.FederatedAveraging` with the same clients, bit by bit.
+    Everything random in the clients' training depends on `seed`, the Trainer's epoch
+    and the client only: a run resumed from a checkpoint equals an uninterrupted one,
+    and both equal `leakwatch.federated.FederatedAveraging` with the same clients, bit
+    by bit. Not so with data that is augmented (`augment=True`): crops and flips are
+    drawn from Torch's global stream, which no checkpoint keeps, so a resumed run then
+    sees other ones.
 
     Logs, once an epoch: `train/loss` (mean over the clients' local steps, before each
     of them), `train/clients` (how many answered), `val/loss`, `val/acc`, `test/loss`,
@@ -151,6 +154,14 @@ class FedAvgModule(L.LightningModule):
                 "federated averaging clients share weights, which it would leave as "
                 "they are; remove it."
             )
+
+    def on_fit_start(self) -> None:
+        """Refuse weights in half precision, as of precision="bf16-true".
+
+        Raises:
+            ValueError: Weights that are too coarse to hold an average.
+        """
+        Objective(self.model).check_server()
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """Run one communication round on (samples, labels, clients).

@@ -158,6 +158,31 @@ def test_cosine_of_a_network_is_that_of_autograd() -> None:
     assert found.best >= float(found.similarity.max())
 
 
+def test_points_without_a_gradient_are_left_out() -> None:
+    x, y = samples(6)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(36, 4, bias=False),
+        nn.ReLU(),
+        nn.Linear(4, 3, bias=False),
+    ).double()
+    update = train_client(net, x, y, LocalTraining(1, batch_size=6, lr=0.1))
+    # All inputs are positive: with negative weights no unit is active.
+    dead = update.initial.clone()
+    dead[: 36 * 4] = -dead[: 36 * 4].abs()
+    found = segment_similarity(net, replace(update, final=dead))
+    silent = found.similarity.isnan()
+    assert 0 < int(silent.sum()) < len(silent)
+    best = found.similarity[~silent].max()
+    assert found.best >= float(best)
+    assert 0 <= found.best_alpha <= 1
+    nothing = dead.clone()
+    nothing[0] -= 1
+    with pytest.raises(ValueError, match="zero or not finite at all 21 points"):
+        segment_similarity(net, replace(update, initial=nothing, final=dead))
+
+
 def test_segment_errors() -> None:
     x, y = samples(6)
     net = cnn()

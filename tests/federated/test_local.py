@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from leakwatch import GradientMap
-from leakwatch.federated import LocalTraining, client_updates, train_client
+from leakwatch.federated import (
+    LocalTraining,
+    client_updates,
+    segment_similarity,
+    train_client,
+)
 from leakwatch.federated.streams import client_stream
 from leakwatch.losses import cross_entropy
 
@@ -156,6 +164,62 @@ def test_records_do_not_move_batchnorm() -> None:
     assert_equal(recorded.buffers, plain.buffers)
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, CLASSES)
+        self.on = on
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if not self.on:
+            return self.head(self.body(x).tanh())
+        return self.head(checkpoint(self.body, x, use_reentrant=False).tanh())
+
+
+def test_checkpointed_layers_run_again_at_the_same_weights() -> None:
+    x, y = samples(10)
+    plain, checked = (
+        train_client(Checkpointed(on), x, y, HOW, record="full") for on in (False, True)
+    )
+    assert_equal(checked.final, plain.final)
+    assert_equal(checked.recorded, plain.recorded)
+    assert not torch.equal(plain.final, plain.initial)
+    found = [segment_similarity(Checkpointed(on), plain) for on in (False, True)]
+    assert_equal(found[1].similarity, found[0].similarity)
+
+
+@pytest.mark.parametrize("record", ["steps", "full", "weights"])
+def test_records_do_not_move_dropout(record: Any) -> None:
+    net = nn.Sequential(cnn(), nn.Dropout(0.5), nn.Linear(3, 3).double())
+    x, y = samples(10)
+    plain = train_client(net, x, y, HOW)
+    recorded = train_client(net, x, y, HOW, record=record)
+    assert_equal(recorded.final, plain.final)
+    assert_equal(recorded.losses, plain.losses)
+    # Its own rows are the same each time.
+    again = train_client(net, x, y, HOW, record=record)
+    assert_equal(again.recorded, recorded.recorded)
+
+
+def test_buffers_that_nobody_writes_keep_their_bits() -> None:
+    net = normalised().float()
+    net.register_buffer("third", torch.tensor([1 / 3, math.nan], dtype=torch.float64))
+    net.register_buffer("phase", torch.tensor([1 / 3 + 1j], dtype=torch.complex128))
+    # Sequential runs its children only, so that nothing reads these two.
+    before = {k: v.clone() for k, v in net.named_buffers()}
+    x, y = samples(10)
+    found = train_client(net, x, y, HOW, freeze_batchnorm=False).buffers
+    for name in ("third", "phase"):
+        torch.testing.assert_close(
+            found[name], before[name], rtol=0, atol=0, equal_nan=True
+        )
+    assert not torch.equal(found["1.running_mean"], before["1.running_mean"])
+
+
 def test_nothing_outside_matters_and_nothing_outside_is_touched() -> None:
     net = nn.Sequential(cnn(), nn.Dropout(0.5), nn.Linear(3, 3).double()).eval()
     net[0].train()
@@ -242,3 +306,39 @@ def test_what_cannot_work_is_said_early() -> None:
         train_client(cnn(), x, y, HOW, client=-1)
     with pytest.raises(ValueError, match="no parameter"):
         train_client(cnn().requires_grad_(False), x, y, HOW)
+
+
+def test_a_sample_at_fault_is_named() -> None:
+    x, y = samples(10)
+    for wrong in (7, -1, CLASSES):
+        labels = y.clone()
+        labels[6] = wrong
+        text = (
+            rf"sample 6 of client 4, with label {wrong}, has loss nan.*\[0, classes\)"
+        )
+        with pytest.raises(ValueError, match=text):
+            train_client(cnn(), x, labels, HOW, client=4)
+    for value in (math.nan, math.inf):
+        inputs = x.clone()
+        inputs[3, 0, 1, 1] = value
+        with pytest.raises(ValueError, match="sample 3 of client 4 holds NaN"):
+            train_client(cnn(), inputs, y, HOW, client=4)
+
+
+def test_a_single_sample_for_batchnorm_names_the_client() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8)).double()
+    x, y = samples(5)
+    text = "client 2 has a batch of 1 sample.*freeze_batchnorm=True"
+    with pytest.raises(ValueError, match=text):
+        train_client(net, x, y, HOW, client=2, freeze_batchnorm=False)
+    assert not train_client(net, x, y, HOW, client=2).diverged
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    x, y = samples(6)
+    how = LocalTraining(epochs=np.int64(2), batch_size=np.int64(4), lr=0.1)
+    same = LocalTraining(epochs=2, batch_size=4, lr=0.1)
+    found = train_client(cnn(), x, y, how, client=np.int64(1))
+    assert_equal(found.final, train_client(cnn(), x, y, same, client=1).final)
+    with pytest.raises(TypeError, match="training must be a LocalTraining"):
+        train_client(cnn(), x, y, {"epochs": 1})  # type: ignore[arg-type]

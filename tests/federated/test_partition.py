@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from leakwatch.federated import dirichlet_split, fixed_split, group_split, iid_split
+from leakwatch.federated.partition import _rounded
 
 LABELS = torch.randint(10, (997,), generator=torch.Generator().manual_seed(0))
 SPLITS: dict[str, Callable[[int], tuple[Tensor, ...]]] = {
@@ -90,6 +92,43 @@ def test_a_large_alpha_is_an_even_split() -> None:
     torch.testing.assert_close(found, torch.full_like(found, 0.2), rtol=0, atol=0.006)
 
 
+@pytest.mark.parametrize("alpha", [1e6, 1e300, 1.7e308])
+@pytest.mark.parametrize("clients", [4, 7, 50, 60])
+def test_sizes_become_even_also_with_fewer_samples_of_a_class_than_clients(
+    clients: int, alpha: float
+) -> None:
+    labels = torch.arange(130) % 13
+    sizes = [len(p) for p in dirichlet_split(labels, clients, alpha=alpha)]
+    assert sum(sizes) == 130
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_rounding_moves_nobody_by_more_than_a_sample() -> None:
+    rng = np.random.default_rng(0)
+    owed = np.zeros(6)
+    wanted = 17 * rng.dirichlet([0.2] * 6, size=200)
+    counts = np.stack([_rounded(w, 17, owed, rng) for w in wanted])
+    assert counts.sum(1).tolist() == [17] * 200
+    assert float(np.abs(counts - wanted).max()) <= 1
+    np.testing.assert_allclose(owed, (wanted - counts).sum(0), rtol=0, atol=1e-10)
+    assert float(np.abs(owed).max()) < 2
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    i = np.int64
+    pairs = (
+        (iid_split(i(10), i(3), seed=i(1)), iid_split(10, 3, seed=1)),
+        (fixed_split(i(10), i(3), i(2)), fixed_split(10, 3, 2)),
+        (
+            dirichlet_split(LABELS, i(4), alpha=np.float32(0.5), least=i(9)),
+            dirichlet_split(LABELS, 4, alpha=0.5, least=9),
+        ),
+        (group_split(LABELS, clients=i(3)), group_split(LABELS, clients=3)),
+    )
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_groups_in_order_and_with_enough_samples() -> None:
     groups = torch.tensor([4, 1, 4, -1, 1, 4, 9])
     assert [p.tolist() for p in group_split(groups)] == [[1, 4], [0, 2, 5], [6]]
@@ -107,6 +146,18 @@ def test_groups_in_order_and_with_enough_samples() -> None:
         (lambda: fixed_split(99, 10, 10), ValueError, "need 100 samples, got 99"),
         (lambda: fixed_split(99, 10, 0), ValueError, "per_client"),
         (lambda: dirichlet_split(LABELS, 5, alpha=0.0), ValueError, "alpha"),
+        (lambda: dirichlet_split(LABELS, 5, alpha=torch.nan), ValueError, "alpha"),
+        (
+            lambda: dirichlet_split(LABELS, 5, alpha="x"),
+            TypeError,
+            "alpha must be a nu",
+        ),
+        (
+            lambda: dirichlet_split(LABELS, 5, alpha=None),
+            TypeError,
+            "alpha must be a n",
+        ),
+        (lambda: iid_split(3, 1, seed=2**64), ValueError, "below 2"),
         (lambda: dirichlet_split(LABELS, 100, least=10), ValueError, "need 1000"),
         (lambda: dirichlet_split(LABELS.float(), 5), TypeError, "torch.float32"),
         (lambda: dirichlet_split(LABELS[None], 5), ValueError, r"\(1, 997\)"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakwatch.federated import (
     FederatedAveraging,
@@ -16,6 +19,7 @@ from leakwatch.federated import (
     average_updates,
     train_client,
 )
+from leakwatch.losses import cross_entropy
 
 from .problems import cnn, normalised, samples
 
@@ -117,6 +121,133 @@ def test_resumed_equals_uninterrupted() -> None:
     assert_equal(second.module.state_dict(), net.state_dict())
     with pytest.raises(ValueError, match="seed=1"):
         server(seed=2).load_state_dict(state)
+
+
+class Constants(nn.Module):
+    """Buffers that no forward changes, of types that float64 doesn't hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(36, 3)
+        self.register_buffer("large", torch.tensor([2**62 + 1, 2**63 - 1]))
+        self.register_buffer("phase", torch.tensor([1 / 3 + 2j]))
+        self.register_buffer("third", torch.tensor([1 / 3], dtype=torch.float64))
+        self.register_buffer("odd", torch.tensor([-math.inf, math.nan]))
+        self.register_buffer("flag", torch.tensor(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1))
+
+
+def test_constant_buffers_keep_their_bits() -> None:
+    net = Constants()
+    before = {k: v.clone() for k, v in net.named_buffers()}
+    server(net).step()
+    for name, buffer in net.named_buffers():
+        torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_buffers_that_differ_are_averaged_in_wide_arithmetic() -> None:
+    x, y = samples(4)
+    sent = [train_client(cnn(), x[:n], y[:n], HOW) for n in (3, 1)]
+    values: dict[str, tuple[Any, Any]] = {
+        "large": ([2**62 + 1, 7], [2**62 + 5, 7]),
+        "phase": ([1 + 2j], [5 - 2j]),
+        "flag": ([True, False], [False, True]),
+    }
+    pair = [
+        replace(update, buffers={k: torch.tensor(v[i]) for k, v in values.items()})
+        for i, update in enumerate(sent)
+    ]
+    found = average_updates(pair)[1]
+    assert found["large"].tolist() == [2**62 + 2, 7]
+    assert_equal(found["phase"], torch.tensor([2 + 1j]))
+    assert found["flag"].tolist() == [True, False]
+
+
+class Tempered(nn.Module):
+    """A criterion with a parameter that clients train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self.scale * module(x), y)
+
+
+def test_a_trained_criterion_is_resumed_too() -> None:
+    whole, first, second = (server(cnn(), criterion=Tempered()) for _ in range(3))
+    list(whole.run(3))
+    list(first.run(2))
+    second.load_state_dict(first.state_dict())
+    second.step()
+    assert float(whole.criterion.scale.detach()) != 1
+    assert_equal(second.criterion.state_dict(), whole.criterion.state_dict())
+    assert_equal(flat(second.module), flat(whole.module))
+    state = first.state_dict()
+    del state["criterion"]
+    with pytest.raises(ValueError, match="the state lacks 'criterion'"):
+        second.load_state_dict(state)
+
+
+def test_coarse_weights_are_refused() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match=r"0\.weight is torch.*module\.float\(\)"):
+            server(cnn().to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"a": samples(3)}, TypeError, "sequence of .*got a dict"),
+        (None, TypeError, "sequence of .*got a NoneType"),
+        ([samples(3), samples(3)[0]], TypeError, r"client 1 must be a pair"),
+        ([samples(3), (samples(3)[0][:0],) * 2], ValueError, "client 1: one label"),
+        ([(samples(3)[0], samples(4)[1])], ValueError, "client 0: one label"),
+        ([([1.0], [1])], TypeError, "client 0: inputs must be a tensor"),
+    ],
+)
+def test_malformed_clients_are_named(
+    given: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        FederatedAveraging(cnn(), given, HOW)
+
+
+def test_clients_that_are_loaded_are_looked_at_when_they_train() -> None:
+    class Loaded:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            x, y = samples(3)
+            return x, y[: 3 - index]
+
+    simulation = FederatedAveraging(cnn(), Loaded(), HOW)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="client 1: one label"):
+        simulation.step()
+
+
+def test_wrong_calls_are_refused_before_a_round() -> None:
+    simulation = server()
+    with pytest.raises(ValueError, match="rounds must be at least 0, got -1"):
+        simulation.run(-1)
+    with pytest.raises(TypeError, match="rounds must be an integer"):
+        simulation.run(1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="lacks 'module', 'completed', 'seed'"):
+        simulation.load_state_dict({})
+    with pytest.raises(TypeError, match="training must be a LocalTraining"):
+        FederatedAveraging(cnn(), clients(), None)  # type: ignore[arg-type]
+    for share in ("x", None, True):
+        with pytest.raises(TypeError, match="share must be a number"):
+            answering_clients(3, share)  # type: ignore[arg-type]
+    for count in (2.5, True, "a"):
+        with pytest.raises(TypeError, match="clients must be an integer"):
+            answering_clients(count)  # type: ignore[arg-type]
+    assert answering_clients(np.int64(3), np.float64(1)) == (0, 1, 2)
+    assert len(list(simulation.run(np.int64(1)))) == 1
 
 
 def test_rounds_train() -> None:

@@ -238,6 +238,28 @@ def test_other_batches_are_refused(tmp_path: Path, arrays: str) -> None:
         trainer(tmp_path, 1).fit(module(), datamodule=ArrayDataModule(arrays))
 
 
+def test_half_precision_is_refused(tmp_path: Path, arrays: str) -> None:
+    net = FedAvgModule(network().bfloat16(), **LOCAL, num_classes=3)
+    with pytest.raises(ValueError, match=r"torch\.bfloat16.*precision='32-true'"):
+        trainer(tmp_path, 1).fit(net, datamodule=clients(arrays))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"clients": 0}, ValueError, "clients must be at least 1"),
+        ({"alpha": "x"}, TypeError, "alpha must be a number"),
+        ({"least": 1.5}, TypeError, "least must be an integer"),
+        ({"share": None}, TypeError, "share must be a number"),
+    ],
+)
+def test_wrong_federations_are_refused_before_they_load(
+    arrays: str, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        clients(arrays, **changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
