@@ -18,7 +18,7 @@ from leakwatch.scores.planner import LARGEST_EXACT
 from leakwatch.scores.registry import Score
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
-from leakwatch.scores.update_surrogate import Mismatch
+from leakwatch.scores.update_mismatch import Mismatch
 from leakwatch.status import Status, describe_error
 
 __all__ = ["block_scores", "evidence_of", "too_large"]
@@ -145,7 +145,7 @@ def evidence_of(
         failure = NOT_FINITE
     # Errors of δ arrive at uᵢ as σᵢ times themselves, at most.
     top = found.lambda_max.number
-    arrived = math.sqrt(top) * mismatch.uncertainty if top > 0 else 0.0
+    arrived = math.sqrt(top) * mismatch.entry_error if top > 0 else 0.0
     error = found.precision.factor * float(mismatch.delta.abs().max())
     return Evidence(
         d_x=d_x,
@@ -162,7 +162,7 @@ def evidence_of(
         rank=min(d_theta, d_x),
         eigenvectors=found.eigenvectors,
         pulled=pulled,
-        pulled_error=error + arrived / math.sqrt(d_theta),
+        pulled_error=error + arrived,
         offset=offset,
         why_no_spectrum=why,
         failure=failure,

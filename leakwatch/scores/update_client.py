@@ -26,11 +26,11 @@ from leakwatch.scores.found import (
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.planner import LARGEST_EXACT
 from leakwatch.scores.registry import Score
-from leakwatch.scores.result import ACCURATE, USABLE, Value
+from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 from leakwatch.scores.update_blocks import block_scores, evidence_of, too_large
 from leakwatch.scores.update_joint import JointJacobian, joint_errors
-from leakwatch.scores.update_surrogate import Mismatch
+from leakwatch.scores.update_mismatch import Mismatch
 from leakwatch.spectrum import DenseFactor, FactorOperator, ends
 from leakwatch.status import Status, describe_error
 
@@ -39,9 +39,6 @@ __all__ = ["ClientScores", "Effort", "score_client"]
 _log = logging.getLogger(__name__)
 
 JOINT: Final = ("joint_i2f_bayes", "joint_i2f_bayes_psnr")
-# Plain norms of what δ becomes.
-_UNJUDGED: Final = ("i2f_nom", "i2f_lb")
-_LARGER: Final = "an update of more or larger steps has a larger one"
 _EXACT_TOL: Final = 1e-9
 _TOL = {torch.float32: 1e-4, torch.float64: 1e-10}
 
@@ -117,7 +114,7 @@ def score_client(
         )
         samples = {s.name: [row[s.name] for row in rows] for s in scores}
     if not effort.joint:
-        return _doubted(ClientScores(samples, {}), scores, settings, mismatch)
+        return _doubted(ClientScores(samples, {}), scores, mismatch)
     try:
         joint = _Joint(jacobian, mismatch, effort, measured)
         errors = joint.errors(offset, settings)
@@ -130,34 +127,28 @@ def score_client(
     d_x = offset.shape[1]
     samples[JOINT[0]] = errors
     samples[JOINT[1]] = [psnr(e, d_x, settings.data_range) for e in errors]
-    return _doubted(ClientScores(samples, client), scores, settings, mismatch)
+    return _doubted(ClientScores(samples, client), scores, mismatch)
 
 
 def _doubted(
     found: ClientScores,
     scores: Sequence[Score],
-    settings: Settings,
     mismatch: Mismatch,
 ) -> ClientScores:
-    """The same, where δ itself may be rounding.
-
-    Others say for themselves what errors of δ do to them.
-    """
-    if mismatch.doubt <= ACCURATE:
+    """The same, where δ itself may be rounding."""
+    if mismatch.judged:
         return found
-    doubted = set(_UNJUDGED)
-    if settings.noise_std == mismatch.noise_std:
-        doubted |= {s.name for s in scores if "noise" in s.needs} | set(JOINT)
+    share = 100 * min(mismatch.doubt, 1.0)
+    status = Status(
+        "estimated",
+        f"{share:.0f} % of the mismatch may be rounding, so that this is an order of "
+        f"magnitude: the update is nearly the exact gradient of the samples",
+    )
+    doubted = {s.name for s in scores if "noise" in s.needs} | set(JOINT)
 
     def value(name: str, given: Value) -> Value:
-        # Those that are more than estimated know a reason of their own.
-        if name not in doubted or given.status.word != "ok":
-            return given
-        share = f"{100 * mismatch.doubt:.0f} % of the mismatch may be rounding of "
-        reason = f"{share}its gradient; {_LARGER}"
-        if mismatch.doubt > USABLE:
-            return Value.without("unresolved", reason)
-        return Value(given.number, Status("estimated", reason))
+        ok = given.status.word == "ok"
+        return Value(given.number, status) if ok and name in doubted else given
 
     return ClientScores(
         {k: [value(k, v) for v in row] for k, row in found.samples.items()},
@@ -208,7 +199,7 @@ class _Joint:
             scale=self._scale,
             epsilon=(settings.noise_std / settings.prior_std) ** 2,
             rounding=self._rounding,
-            uncertainty=self._mismatch.uncertainty / math.sqrt(self._operator.rows),
+            uncertainty=self._mismatch.entry_error,
             products=products,
             tol=tol,
         )

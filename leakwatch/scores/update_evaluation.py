@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
@@ -25,8 +24,9 @@ from leakwatch.scores.update_client import (
     Effort,
     score_client,
 )
+from leakwatch.scores.update_mismatch import Mismatch
 from leakwatch.scores.update_result import UpdateScores
-from leakwatch.scores.update_surrogate import Mismatch, Surrogate
+from leakwatch.scores.update_surrogate import Surrogate
 from leakwatch.status import describe_error
 from leakwatch.updates import WeightUpdate
 
@@ -135,7 +135,7 @@ def check_clients(
 def _check_alpha(alpha: object) -> None:
     if alpha is None:
         return
-    if isinstance(alpha, bool) or not isinstance(alpha, Real):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise TypeError(
             f"alpha must be a number in [0, 1] or None, got {alpha!r} "
             f"({type(alpha).__name__}); for instance alpha=0.5, the same for all."

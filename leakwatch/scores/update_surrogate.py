@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -13,10 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.gradients import GradientMap
+from leakwatch.scores.update_mismatch import Mismatch
 from leakwatch.status import describe_error
 from leakwatch.updates import WeightUpdate
 
-__all__ = ["Mismatch", "Surrogate"]
+__all__ = ["Surrogate"]
 
 # Per-sample gradients formed at once stay below this.
 _GROUP_BYTES = 256 * 2**20
@@ -25,40 +25,6 @@ _TOLERANCE = 1e-3
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
 # In units of the last place, where it can't be measured.
 _ASSUMED = 32
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Mismatch:
-    """What an attacker who takes the update for a gradient at ŵ overlooks.
-
-    Attributes:
-        delta: δ = s (w_0 − w_T) − g_ŵ(X), ``(d_θ,)``, float64.
-        factor: s = ⟨w_0 − w_T, g_ŵ(X)⟩/‖w_0 − w_T‖², which makes δ smallest.
-        gradient: g_ŵ(X), the mean gradient of the client's samples, ``(d_θ,)``,
-            float64.
-        rounding: what the arithmetic of weights and gradient does to δ, as a norm. That
-            of the weights is part of what a client shares.
-        uncertainty: the gradient's part, which is an error of δ.
-    """
-
-    delta: Float[Tensor, " d_theta"]
-    factor: float
-    gradient: Float[Tensor, " d_theta"]
-    rounding: float
-    uncertainty: float = 0.0
-
-    @property
-    def doubt(self) -> float:
-        """How much of δ may be an error, relative."""
-        size = float(self.delta.norm())
-        return self.uncertainty / size if size > 0 else math.inf
-
-    @property
-    def noise_std(self) -> float:
-        """δ's energy per coordinate, √(‖δ‖²/d_θ), and at least that of rounding."""
-        size = max(float(self.delta.norm()), self.rounding)
-        return size / math.sqrt(len(self.delta))
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -461,7 +462,136 @@ def test_weights_come_back_after_an_error(problem: Problem) -> None:
         assert torch.equal(p, value)
 
 
+# -- other precision ----------------------------------------------------------------
+
+
+def trained(
+    lr: float, dtype: torch.dtype, module_dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Tensor, Tensor, WeightUpdate]:
+    """A client that took 3 steps of gradient descent in ``dtype``."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 3)).to(module_dtype)
+    for p in net.parameters():
+        p.data = (torch.rand(p.shape, generator=generator) - 0.5).to(module_dtype)
+    x, y = torch.rand(3, 4, generator=generator), torch.tensor([0, 1, 2])
+    moving = copy.deepcopy(net).to(dtype)
+    initial = parameters_to_vector(moving.parameters()).detach().clone()
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(moving(x.to(dtype)), y)
+        for p, g in zip(
+            moving.parameters(),
+            torch.autograd.grad(loss, [*moving.parameters()]),
+            strict=True,
+        ):
+            p.data -= lr * g
+    final = parameters_to_vector(moving.parameters()).detach()
+    return net, x[None], y[None], WeightUpdate(initial, final[None], None, (4,), 3)
+
+
+@pytest.mark.parametrize("alpha", [0.4, None])
+@pytest.mark.parametrize(
+    ("module_dtype", "dtype"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float64),
+        (torch.float32, torch.float64),
+    ],
+)
+def test_the_modules_own_dtype_does_not_count(
+    module_dtype: torch.dtype, dtype: torch.dtype, alpha: float | None
+) -> None:
+    net, x, y, update = trained(0.1, torch.float64, module_dtype)
+    before = [(p, p.data_ptr(), p.detach().clone()) for p in net.parameters()]
+    copied = copy.deepcopy(net).to(dtype)
+    found, expected = (
+        score_update(n, x, y, update, ["lavp", "i2f"], dtype=dtype, alpha=alpha)
+        for n in (net, copied)
+    )
+    close = {"rtol": 1e-6 if dtype == torch.float32 else 1e-12, "atol": 0.0}
+    for name in ("alpha", "similarity", "mismatch", "noise_std"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), **close
+        )
+    assert found.status == expected.status
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], equal_nan=True, **close)
+    for p, (own, place, value) in zip(net.parameters(), before, strict=True):
+        assert p is own
+        assert p.data_ptr() == place
+        assert torch.equal(p, value)
+
+
+def test_a_mismatch_smaller_than_rounding_in_float32() -> None:
+    """A tiny lr: w_0 − w_T is a gradient up to 1e-7 of it."""
+    net, x, y, update = trained(1e-6, torch.float64)
+    found, exact = (
+        score_update(n, x, y, update, "i2f", dtype=dtype, alpha=0.5, joint=False)
+        for n, dtype in (
+            (net, torch.float32),
+            (copy.deepcopy(net).double(), torch.float64),
+        )
+    )
+    assert float(exact.mismatch) < 1e-6
+    torch.testing.assert_close(found.mismatch, exact.mismatch, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(found["i2f"], exact["i2f"], rtol=1e-3, atol=0.0)
+
+
+class NeverFloat64(nn.Linear):
+    """A network that one precision is too much for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("no kernel for float64")
+        return super().forward(x).sigmoid()
+
+
+def test_rounding_that_hides_the_mismatch_is_told() -> None:
+    net, x, y, update = trained(1e-6, torch.float64)
+    only = NeverFloat64(4, 3)
+    only.load_state_dict({"weight": net[2].weight[:, :4], "bias": net[2].bias})
+    w = parameters_to_vector(only.parameters()).detach().double()
+    g = GradientMap(only)(x[0], y[0]).double().mean(0)
+    tiny = replace(update, initial=w, final=(w - 1e-6 * g)[None])
+    found = score_update(only, x, y, tiny, "i2f", alpha=1.0)
+    large = score_update(only, x, y, replace(tiny, final=w[None] + 0.1), "i2f")
+    assert float(found.mismatch) < 1e-5
+    for name in found:
+        told = {s.word for row in found.status[name] for s in row}
+        assert told <= {"estimated", "unresolved", "not converged", "undefined"}
+    assert any("as inexact as float32" in note for note in found.notes)
+    assert {s.word for s in large.status["i2f_nom"][0]} == {"ok"}
+
+
+def test_rounding_of_the_gradient_counts(problem: Problem) -> None:
+    at = GradientMap(problem.net, dtype=torch.float64)
+    found = Surrogate(at, problem.update, 0).mismatch(problem.x[0], problem.y[0], 0.4)
+    assert 0 < found.uncertainty <= found.rounding < 1e-13
+    assert found.uncertainty < 1e-13 * float(found.gradient.norm())
+    mostly = replace(found, uncertainty=0.5 * float(found.delta.norm()))
+    assert mostly.doubt == pytest.approx(0.5)
+    assert not mostly.judged
+    assert mostly.entry_error == 0 < found.entry_error
+
+
+def test_errors_of_delta_reach_the_joint_errors() -> None:
+    j = torch.eye(4).double()[None]
+    delta, offset = torch.ones(4).double(), torch.zeros(2, 2).double()
+    words = [
+        joint_errors(j, delta, offset, scale=1.0, epsilon=1.0, uncertainty=u)[
+            0
+        ].status.word
+        for u in (0.0, 0.01, 0.5, 9.0)
+    ]
+    assert words == ["ok", "ok", "estimated", "unresolved"]
+
+
 # -- what is refused, and what fails -------------------------------------------------
+
+
+def broken_input(problem: Problem) -> dict[str, Any]:
+    x = problem.x.clone()
+    x[1, 0].fill_(math.nan)
+    return {"x": x}
 
 
 def other_labels(problem: Problem) -> dict[str, Any]:
@@ -472,6 +602,11 @@ WRONG: dict[str, tuple[Callable[[Problem], dict[str, Any]], type[Exception], str
     "labels": (other_labels, ValueError, "labels of client 0 are not those"),
     "samples": (lambda p: {"x": p.x[:, :1]}, ValueError, "x must have shape"),
     "update": (lambda p: {"update": p.y}, TypeError, "must be a leakwatch"),
+    "alpha kind": (lambda p: {"alpha": "x"}, TypeError, r"alpha must be .*'x' \(str"),
+    "alpha flag": (lambda p: {"alpha": True}, TypeError, "alpha must be a number"),
+    "x list": (lambda p: {"x": p.x.tolist()}, TypeError, "inputs .* got a list"),
+    "y nothing": (lambda p: {"y": None}, TypeError, "labels .* got a NoneType"),
+    "NaN": (broken_input, ValueError, "client 1: the input of sample 0 holds NaN"),
     "alpha": (lambda p: {"alpha": 1.5}, ValueError, r"alpha must be in \[0, 1\]"),
     "nothing": (
         lambda p: {"blocks": False, "joint": False},
