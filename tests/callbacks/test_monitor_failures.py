@@ -231,9 +231,9 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
             return require("plotly_is_not_here", purpose)
         return require(module, purpose)
 
-    from leakwatch.reporting import report
+    from leakwatch.frameing import report
 
-    monkeypatch.setattr(report, "require", missing)
+    monkeypatch.setattr(frame, "require", missing)
     watched = monitor(report=True)
     run = fit(tmp_path, watched)
     assert run.current_epoch == 1
