@@ -231,7 +231,7 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
             return require("plotly_is_not_here", purpose)
         return require(module, purpose)
 
-    from leakwatch.frameing import report
+    from leakwatch.reporting import frame
 
     monkeypatch.setattr(frame, "require", missing)
     watched = monitor(report=True)
