@@ -33,4 +33,4 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs
+	rm -rf $(VENV) build dist *.egg-info runs leakwatch-compare-inits leakwatch-trade-off

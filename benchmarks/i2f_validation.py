@@ -7,7 +7,7 @@ attacks start beside the true image (radius 0.01): DGL (L2) and GS (cosine), bot
 Adam or with ``--optimizer lbfgs`` by L-BFGS, which DLG used, and Gauss-Newton with the
 data's mean and variance as its prior. Their RMSE is compared with what each score
 predicts for the very same noise: the exact I²F, the same damped, its lower bound
-‖Jᵀδ‖/λ₁, the nominator ‖Jᵀδ‖, and the Bayesian error. Baselines know nothing of the
+‖Jᵀδ‖/λ₁, the numerator ‖Jᵀδ‖, and the Bayesian error. Baselines know nothing of the
 noise: contrast, total variation, loss, ‖g‖.
 
 Correlations are pooled over noise levels, as in the paper, and within each level, where

@@ -87,7 +87,7 @@ def pixels(name: str, *, train: bool, size: int = 28) -> tuple[Tensor, Tensor]:
     if not root:
         raise SystemExit(
             "Set LEAKWATCH_TEST_DATA to a folder that holds MNIST/raw, for instance "
-            "LEAKWATCH_TEST_DATA=data python benchmarks/strength.py"
+            "LEAKWATCH_TEST_DATA=data before the command."
         )
     found = _SOURCES[name](root, train=train, download=False)
     x = found.data[:, None].float() / 255

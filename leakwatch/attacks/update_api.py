@@ -100,7 +100,8 @@ def attack_update(
     if not isinstance(update, WeightUpdate):
         raise TypeError(
             f"update must be a leakwatch.updates.WeightUpdate, got a "
-            f"{type(update).__name__}; make one of the weights before and after."
+            f"{type(update).__name__}; make one of the weights before and after, or "
+            f"with leakwatch.federated.client_updates of what clients sent."
         )
     for name, value in (("seed", seed), ("steps", steps), ("restarts", restarts)):
         given: object = value
