@@ -18,6 +18,7 @@ from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.priors import Priors
 from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
+from leakwatch.attacks.settings import refuse_unknown
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start
 from leakwatch.attacks.verdict import mismatch
@@ -238,13 +239,7 @@ class Combined:
                 second = second.changed(steps=steps)
         theirs = {f.name for f in fields(second)} - {"name"}
         others = {f.name for f in fields(first)} | {f.name for f in fields(Priors)}
-        unknown = rest.keys() - theirs - others
-        if unknown:
-            known = sorted(own | theirs | others)
-            raise ValueError(
-                f"unknown setting {', '.join(sorted(unknown))} of attack "
-                f"{self.name!r}; choose from {', '.join(known)}."
-            )
+        refuse_unknown(self.name, rest, own | theirs | others)
         second = second.changed(**{k: v for k, v in rest.items() if k in theirs})
         both = {f.name for f in fields(first)} & theirs
         rest = {k: v for k, v in rest.items() if k not in theirs or k in both}

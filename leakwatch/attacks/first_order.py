@@ -21,6 +21,7 @@ from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.priors import BatchStatistics, Priors
 from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
+from leakwatch.attacks.settings import refuse_unknown
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start, stream
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
@@ -310,12 +311,7 @@ class FirstOrder:
         """
         own = {name for name in self.__dataclass_fields__ if name != "priors"}
         inner = set(Priors.__dataclass_fields__)
-        unknown = fields.keys() - own - inner - {"priors"}
-        if unknown:
-            raise ValueError(
-                f"unknown setting {', '.join(sorted(unknown))} of attack "
-                f"{self.name!r}; choose from {', '.join(sorted(own | inner))}."
-            )
+        refuse_unknown(self.name, fields.keys() - {"priors"}, own | inner)
         priors = fields.pop("priors", self.priors)
         if not isinstance(priors, Priors):
             raise ValueError(f"priors must be Priors(...), got {priors!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
@@ -15,6 +15,7 @@ from leakwatch.attacks.gn_attempt import Attempt
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
+from leakwatch.attacks.settings import refuse_unknown
 from leakwatch.attacks.sharing import SharedGradient
 from leakwatch.attacks.starts import Start
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
@@ -251,11 +252,5 @@ class GaussNewton:
             >>> GaussNewton().changed(steps=10).steps
             10
         """
-        known = [f.name for f in fields(self)]
-        unknown = changes.keys() - set(known)
-        if unknown:
-            raise ValueError(
-                f"unknown setting {', '.join(sorted(unknown))} of attack "
-                f"{self.name!r}; choose from {', '.join(known)}."
-            )
+        refuse_unknown(self.name, changes, self.__dataclass_fields__)
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from leakwatch.attacks.optimizers import ScheduleName, schedule
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.priors import Priors
 from leakwatch.attacks.protocol import Progress
+from leakwatch.attacks.settings import refuse_unknown
 from leakwatch.attacks.starts import Start
 from leakwatch.attacks.update_choice import PathFor, UpdatePathName, opened
 from leakwatch.attacks.update_descent import Values
@@ -174,13 +175,7 @@ class SurrogateAttack:
         Raises:
             ValueError: for a field that there isn't; lists those that there are.
         """
-        unknown = fields.keys() - self.__dataclass_fields__.keys()
-        if unknown:
-            raise ValueError(
-                f"unknown setting {', '.join(sorted(unknown))} of attack "
-                f"{self.name!r}; choose from "
-                f"{', '.join(sorted(self.__dataclass_fields__))}."
-            )
+        refuse_unknown(self.name, fields, self.__dataclass_fields__)
         return replace(self, **fields)  # type: ignore[arg-type]
 
     def _settings(self) -> FirstOrder:
