@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import columns_stored, gram
 from leakwatch.jacobian import GradientJacobian
+from leakwatch.layerwise.gram import columns_stored, gram
 from leakwatch.models import LeNet, build_model, initialize
 from leakwatch.spectrum import exact, lanczos
 

@@ -17,15 +17,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from leakwatch.chunking import in_chunks
-from leakwatch.derivatives import (
-    Product,
-    gradient,
-    graph,
-    pulled,
-    pulled_back,
-    pushed,
-    pushed_forward,
-)
 from leakwatch.evaluation import (
     Criterion,
     SampleLoss,
@@ -37,6 +28,15 @@ from leakwatch.evaluation import (
     underlying,
 )
 from leakwatch.examination import Path, examine
+from leakwatch.examination.derivatives import (
+    Product,
+    gradient,
+    graph,
+    pulled,
+    pulled_back,
+    pushed,
+    pushed_forward,
+)
 from leakwatch.filters import ParameterFilter, matching
 from leakwatch.inputs import check_rows, check_samples, refuse_integers
 from leakwatch.losses import classification_criterion
@@ -101,10 +101,10 @@ class GradientMap:
         criterion: the criterion.
         dtype: the arithmetic.
         chunk_size: as given.
-        formed: weights that don't come apart as :mod:`leakwatch.layers` expected, so
-            that their gradients have to be formed whole.
-        together: whether :mod:`leakwatch.batches` may evaluate a batch in one piece;
-            False once that was seen to differ from its samples alone.
+        formed: weights that don't come apart as :mod:`leakwatch.layerwise.layers`
+            expected, so that their gradients have to be formed whole.
+        together: whether :mod:`leakwatch.layerwise.batches` may evaluate a batch in one
+            piece; False once that was seen to differ from its samples alone.
         unrecorded: why products are not taken from graphs of its layers; empty while
             nothing speaks against it.
 

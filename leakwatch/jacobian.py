@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from leakwatch.batches import BatchProducts
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import Gram, Workspace, gram
 from leakwatch.inputs import check_rows, check_samples
+from leakwatch.layerwise.batches import BatchProducts
+from leakwatch.layerwise.gram import Gram, Workspace, gram
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30

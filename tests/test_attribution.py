@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import leakwatch
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import gram
+from leakwatch.layerwise.gram import gram
 
 BY_NAME = {case.name: case for case in CASES}
 

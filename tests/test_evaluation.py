@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from leakwatch.evaluation import underlying
 from leakwatch.gradients import GradientMap, UnsupportedModuleError
-from leakwatch.gram import gram
+from leakwatch.layerwise.gram import gram
 
 BY_NAME = {case.name: case for case in CASES}
 

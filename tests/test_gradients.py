@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leakwatch.gradients import GradientMap, UnsupportedModuleError
-from leakwatch.gram import gram
+from leakwatch.layerwise.gram import gram
 
 BY_NAME = {case.name: case for case in CASES}
 

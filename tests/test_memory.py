@@ -8,9 +8,9 @@ from cases import CASES, relative
 from torch import Tensor
 
 from leakwatch import assembly
-from leakwatch.factors import Workspace
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import columns_stored, gram
+from leakwatch.layerwise.factors import Workspace
+from leakwatch.layerwise.gram import columns_stored, gram
 from leakwatch.scores import score
 
 BY_NAME = {case.name: case for case in CASES}

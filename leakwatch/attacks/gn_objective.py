@@ -21,7 +21,7 @@ from leakwatch.attacks.gn_kinks import SmoothedKinks
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.evaluation import Criterion
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import Workspace, gram
+from leakwatch.layerwise.gram import Workspace, gram
 
 _SMALLEST_FAST = 1e-25
 

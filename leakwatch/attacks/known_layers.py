@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from leakwatch.attacks.convolutions import Convolution, GroupedConvolution
 from leakwatch.attacks.kernels import Affine, Kernel, Linear
-from leakwatch.constant_convolution import ConstantConvolution
 from leakwatch.evaluation import SampleLoss, Weights
+from leakwatch.layerwise.constant_convolution import ConstantConvolution
 
 __all__ = ["Layer", "Layout", "Made", "NotLayerwiseError", "known_layers", "layouts"]
 

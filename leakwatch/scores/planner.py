@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import columns_stored
+from leakwatch.layerwise.gram import columns_stored
 from leakwatch.scores.registry import Need, Score
 
 Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]

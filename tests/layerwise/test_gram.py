@@ -8,13 +8,13 @@ import torch
 from cases import CASES, dense_jacobian, mlp, relative
 from torch import Tensor, nn
 
-from leakwatch import layers
-from leakwatch.columns import Isometric
-from leakwatch.factors import Workspace
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import columns_stored, gram
 from leakwatch.jacobian import GradientJacobian
-from leakwatch.tangents import Taps
+from leakwatch.layerwise import layers
+from leakwatch.layerwise.columns import Isometric
+from leakwatch.layerwise.factors import Workspace
+from leakwatch.layerwise.gram import columns_stored, gram
+from leakwatch.layerwise.tangents import Taps
 
 BY_NAME = {case.name: case for case in CASES}
 

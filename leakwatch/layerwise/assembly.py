@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from leakwatch.chunking import in_chunks, out_of_memory, release
-from leakwatch.factors import Products, Sum, Workspace
-from leakwatch.parts import Rows
+from leakwatch.layerwise.factors import Products, Sum, Workspace
+from leakwatch.layerwise.parts import Rows
+from leakwatch.layerwise.tangents import Parts
 from leakwatch.spectrum import lanczos
-from leakwatch.tangents import Parts
 
 # One float64 copy of a column block of J.
 _BLOCK_BYTES = 64 * 2**20

@@ -15,9 +15,9 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from leakwatch.calls import Call
-from leakwatch.layers import Layer
-from leakwatch.unfolding import spread, vectors
+from leakwatch.layerwise.calls import Call
+from leakwatch.layerwise.layers import Layer
+from leakwatch.layerwise.unfolding import spread, vectors
 
 # Numbers of gradients that are formed at once.
 _BLOCK = 2**23

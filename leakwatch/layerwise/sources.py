@@ -10,13 +10,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from leakwatch.columns import Plain
 from leakwatch.evaluation import Weights
-from leakwatch.factors import Products
 from leakwatch.gradients import GradientMap
-from leakwatch.layers import Layer
-from leakwatch.parts import Rows, choose, made, width_of
-from leakwatch.tangents import Parts, Taps, basis
+from leakwatch.layerwise.columns import Plain
+from leakwatch.layerwise.factors import Products
+from leakwatch.layerwise.layers import Layer
+from leakwatch.layerwise.parts import Rows, choose, made, width_of
+from leakwatch.layerwise.tangents import Parts, Taps, basis
 
 # Known Δ pay while there are at most this part of the directions.
 _FEW = 8

@@ -1,10 +1,11 @@
 """Many products with J, Jᵀ and H of one batch: by graphs, where these are right.
 
-A solver takes tens of products at the same samples. :mod:`leakwatch.recorded` makes one
-graph for a group of them and takes every product from it, without ``vmap`` and without
-gradients of single weights. It is used wherever it is right, which is seen, not
-assumed: each sample's gradient as the graph gives it is compared with the one that was
-found before, and the first products with those of :class:`GradientMap`. Then, in turn:
+A solver takes tens of products at the same samples.
+:mod:`leakwatch.layerwise.recorded` makes one graph for a group of them and takes every
+product from it, without ``vmap`` and without gradients of single weights. It is used
+wherever it is right, which is seen, not assumed: each sample's
+gradient as the graph gives it is compared with the one that was found before, and the
+first products with those of :class:`GradientMap`. Then, in turn:
 
 ``"batch"``: samples in one piece, if every shared parameter belongs to a layer that
 comes apart and the network keeps its samples apart.
@@ -29,8 +30,8 @@ from torch import Tensor
 from leakwatch.chunking import out_of_memory, release
 from leakwatch.gradients import GradientMap
 from leakwatch.isolation import plain_arithmetic
-from leakwatch.openings import Opening, opening
-from leakwatch.recorded import Recorded
+from leakwatch.layerwise.openings import Opening, opening
+from leakwatch.layerwise.recorded import Recorded
 
 __all__ = ["BatchProducts", "Way"]
 

@@ -13,13 +13,13 @@ from cases import CASES, CLASSES, Case, dense_jacobian, function, relative
 from layer_kinds import KINDS, network
 from torch import Tensor, nn
 
-from leakwatch import batches, bilinear
-from leakwatch.batches import BatchProducts
-from leakwatch.bilinear import Bilinear
-from leakwatch.derivatives import pulled_by_reverse
+from leakwatch.examination.derivatives import pulled_by_reverse
 from leakwatch.gradients import GradientMap
 from leakwatch.jacobian import GradientJacobian
-from leakwatch.recorded import Recorded
+from leakwatch.layerwise import batches, bilinear
+from leakwatch.layerwise.batches import BatchProducts
+from leakwatch.layerwise.bilinear import Bilinear
+from leakwatch.layerwise.recorded import Recorded
 
 BY_NAME = {case.name: case for case in CASES}
 PLAIN = {"checkpoint": "a checkpoint would run again"}

@@ -16,9 +16,9 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from leakwatch.calls import Call
-from leakwatch.layers import Layer
-from leakwatch.unfolding import vectors
+from leakwatch.layerwise.calls import Call
+from leakwatch.layerwise.layers import Layer
+from leakwatch.layerwise.unfolding import vectors
 
 __all__ = [
     "Bilinear",

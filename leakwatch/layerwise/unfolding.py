@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leakwatch.calls import Call
+from leakwatch.layerwise.calls import Call
 
 
 def vectors(call: Call, a: Tensor) -> Tensor:

@@ -15,17 +15,17 @@ from typing import final
 import torch
 from torch import Tensor
 
-from leakwatch.bilinear import (
+from leakwatch.evaluation import Weights
+from leakwatch.gradients import GradientMap
+from leakwatch.layerwise.bilinear import (
     Bilinear,
     Pair,
     inputs_by_position,
     outputs_by_position,
 )
-from leakwatch.constant_convolution import ConstantConvolutions
-from leakwatch.evaluation import Weights
-from leakwatch.gradients import GradientMap
-from leakwatch.layers import Tapping
-from leakwatch.openings import Opening
+from leakwatch.layerwise.constant_convolution import ConstantConvolutions
+from leakwatch.layerwise.layers import Tapping
+from leakwatch.layerwise.openings import Opening
 
 __all__ = ["Recorded"]
 

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from leakwatch.calls import use_of
+from leakwatch.layerwise.calls import use_of
 
 __all__ = ["ConstantConvolution", "ConstantConvolutions"]
 

@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from leakwatch.layers import Layer
-from leakwatch.unfolding import spread, vectors
+from leakwatch.layerwise.layers import Layer
+from leakwatch.layerwise.unfolding import spread, vectors
 
 # Numbers in one block of the map between the two factors of a convolution.
 _BLOCK = 2**21

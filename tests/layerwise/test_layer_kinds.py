@@ -6,10 +6,10 @@ from cases import dense_jacobian, relative
 from layer_kinds import IMAGES, KINDS, network
 from torch import nn
 
-from leakwatch import columns, factors, parts
-from leakwatch.factors import Workspace
 from leakwatch.gradients import GradientMap
-from leakwatch.gram import Gram, columns_stored, gram
+from leakwatch.layerwise import columns, factors, parts
+from leakwatch.layerwise.factors import Workspace
+from leakwatch.layerwise.gram import Gram, columns_stored, gram
 
 ACTIVATIONS = {"smooth": nn.Tanh, "piecewise": nn.ReLU}
 # Not every parameter of these comes apart, or only in two calls, so Δ is not known.
@@ -89,7 +89,7 @@ def _by(form: str, name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -
         asked.append(form if can[form] else plain(layer, n, known))
         return asked[-1]
 
-    monkeypatch.setattr("leakwatch.sources.choose", chosen)
+    monkeypatch.setattr("leakwatch.layerwise.sources.choose", chosen)
     _, x, y = network(name, nn.Tanh)
     space = Workspace()
     found = gram(GradientMap(net, dtype=torch.float64), x, y, workspace=space)

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from leakwatch.calls import Call, Use, use_of
 from leakwatch.evaluation import Weights
 from leakwatch.gradients import GradientMap
+from leakwatch.layerwise.calls import Call, Use, use_of
 
 
 @final

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from leakwatch.evaluation import Weights
-from leakwatch.rounding import Rounding
+from leakwatch.examination.rounding import Rounding
 
 W = torch.tensor([0.5, -1.5, 2.0], dtype=torch.float64)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.constant_convolution import ConstantConvolutions
+from leakwatch.layerwise.constant_convolution import ConstantConvolutions
 
 
 def derivatives(net: nn.Module, x: Tensor) -> list[Tensor]:

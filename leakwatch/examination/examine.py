@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from leakwatch.chunking import out_of_memory
-from leakwatch.derivatives import (
+from leakwatch.evaluation import (
+    SampleLoss,
+    UnsupportedModuleError,
+    Weights,
+    evaluating,
+    watches,
+)
+from leakwatch.examination.derivatives import (
     Graph,
     Product,
     gradient,
@@ -32,15 +39,8 @@ from leakwatch.derivatives import (
     pushed_by_reverse,
     pushed_forward,
 )
-from leakwatch.evaluation import (
-    SampleLoss,
-    UnsupportedModuleError,
-    Weights,
-    evaluating,
-    watches,
-)
-from leakwatch.rounding import Rounding
-from leakwatch.watching import ForwardWatch, RunningModules, watch_forward
+from leakwatch.examination.rounding import Rounding
+from leakwatch.examination.watching import ForwardWatch, RunningModules, watch_forward
 
 __all__ = ["Examination", "Path", "examine"]
 

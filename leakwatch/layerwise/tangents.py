@@ -13,7 +13,7 @@ from torch.func import grad, jvp, vjp, vmap
 from leakwatch.chunking import in_chunks
 from leakwatch.evaluation import Weights
 from leakwatch.gradients import GradientMap
-from leakwatch.layers import Layer, Tapping
+from leakwatch.layerwise.layers import Layer, Tapping
 
 # Tangents of the layers' inputs and outputs, for one chunk of directions.
 CHUNK_BYTES = 128 * 2**20

@@ -4,8 +4,9 @@ Forward-mode tangents along every input direction give J column by column. The g
 of a linear layer or a convolution is a product G = δᵀa of what comes back to it and of
 what goes in, so its tangent Ġ = Δᵀa + δᵀA is known from the tangents Δ, A of the two.
 Coordinates of Ġ that have the same inner products are often far fewer than its entries
-(:mod:`leakwatch.columns`): for a linear layer that sees one vector C + P instead of
-C·P, so 4.8 thousand instead of 1.8 million for an MLP with two hidden layers of 1,000.
+(:mod:`leakwatch.layerwise.columns`): for a linear layer that sees one vector C + P
+instead of C·P, so 4.8 thousand instead of 1.8 million for an MLP with two hidden layers
+of 1,000.
 
 Where the network is locally piecewise linear (ReLU, max-pool, normalisation with fixed
 statistics), Δ of every layer is a constant matrix times the tangent of δ at the last
@@ -25,12 +26,12 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from leakwatch.assembly import assemble
 from leakwatch.evaluation import Weights
-from leakwatch.factors import Workspace
 from leakwatch.gradients import GradientMap
-from leakwatch.layers import listen
-from leakwatch.sources import (
+from leakwatch.layerwise.assembly import assemble
+from leakwatch.layerwise.factors import Workspace
+from leakwatch.layerwise.layers import listen
+from leakwatch.layerwise.sources import (
     CLOSE,
     Apart,
     Formed,

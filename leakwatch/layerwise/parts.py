@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias, final
 
 from torch import Tensor
 
-from leakwatch.columns import Columns, Isometric, Plain, Ranged
-from leakwatch.factors import Products, fewer_operations
-from leakwatch.layers import Layer
-from leakwatch.tangents import Parts
+from leakwatch.layerwise.columns import Columns, Isometric, Plain, Ranged
+from leakwatch.layerwise.factors import Products, fewer_operations
+from leakwatch.layerwise.layers import Layer
+from leakwatch.layerwise.tangents import Parts
 
 Form: TypeAlias = Literal["plain", "isometric", "ranged", "products"]
 

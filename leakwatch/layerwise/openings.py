@@ -14,10 +14,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from leakwatch.bilinear import met_by
 from leakwatch.evaluation import Weights
 from leakwatch.gradients import GradientMap
-from leakwatch.layers import Layer, Tapping, listen
+from leakwatch.layerwise.bilinear import met_by
+from leakwatch.layerwise.layers import Layer, Tapping, listen
 
 __all__ = ["Layout", "Opening", "opening"]
 

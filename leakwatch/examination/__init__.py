@@ -1,0 +1,7 @@
+"""What can be trusted about a module's derivatives, found out once, on two samples."""
+
+from __future__ import annotations
+
+from leakwatch.examination.examine import Path, examine
+
+__all__ = ["Path", "examine"]
