@@ -2,7 +2,8 @@
 
     LEAKWATCH_TEST_DATA=data OMP_NUM_THREADS=1 python benchmarks/update_scores.py
 
-Clients train for E epochs on N MNIST test digits each, from one untrained network.
+Clients train for E epochs on N MNIST test digits each, from one network: untrained, or
+after some rounds of a small federation on training digits.
 Every sample is scored at its client's surrogate (``leakwatch.score_update``), then all
 clients are attacked by SME (one random start). Prints Spearman's correlation, with 95 %
 bootstrap intervals, of each score with the PSNR of each sample after optimal
@@ -20,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from correlations import baselines
+from federations import accuracy, federation
 from networks import load
 from torch import Tensor
 
 import leakwatch
 from leakwatch.federated import client_updates, train_client
-from leakwatch.models import build_model
 from leakwatch.quality import quality
 from leakwatch.quality.assignment import align
 from leakwatch.reporting.correlation import spearman
@@ -55,11 +56,13 @@ class Setting:
     samples: int
     lr: float
     batch: int = 5
+    rounds: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.network}, {self.size}×{self.size} pixels, E = {self.epochs}, "
-            f"N = {self.samples}, B = {self.batch}, learning rate {self.lr:g}"
+            f"N = {self.samples}, B = {self.batch}, learning rate {self.lr:g}, after "
+            f"{self.rounds} rounds"
         )
 
 
@@ -67,6 +70,10 @@ SETTINGS = (
     Setting("femnist_cnn", 14, 10, 5, 0.004),
     Setting("femnist_cnn", 14, 50, 5, 0.004),
     Setting("sme_lenet", 14, 10, 5, 0.4),
+    Setting("sme_lenet", 14, 10, 5, 0.4, rounds=20),
+    Setting("femnist_cnn", 14, 10, 10, 0.004),
+    Setting("femnist_cnn", 28, 10, 5, 0.004),
+    Setting("femnist_cnn", 14, 10, 5, 0.05, rounds=20),
 )
 
 
@@ -77,10 +84,9 @@ def measure(setting: Setting, clients: int, steps: int, products: int) -> None:
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
     x = data.x[order].view(clients, setting.samples, *data.x.shape[1:])
     y = data.y[order].view(clients, -1)
-    torch.manual_seed(0)
-    net = build_model(
-        setting.network, in_channels=1, num_classes=10, image_size=setting.size
-    )
+    server = federation(0, setting.network, setting.size, setting.lr)
+    list(server.run(setting.rounds))
+    net = server.module
     how = leakwatch.LocalTraining(setting.epochs, setting.batch, setting.lr)
     sent = [train_client(net, x[i], y[i], how, client=i) for i in range(clients)]
     update = client_updates(sent)[0]
@@ -106,6 +112,8 @@ def measure(setting: Setting, clients: int, steps: int, products: int) -> None:
     flat = x.flatten(0, 1)
     psnr = quality(images, flat, metrics=("psnr",), **scale)["psnr"]
     print(f"\n{setting}; {clients} clients, {steps} steps of SME")
+    if setting.rounds:
+        print(f"  test accuracy {accuracy(net, setting.size):.1%}")
     print(
         f"  at the truth: α {row(scores.alpha)}, similarity {row(scores.similarity)}, "
         f"‖δ‖/‖g‖ {row(scores.mismatch)}"

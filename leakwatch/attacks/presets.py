@@ -1,94 +1,30 @@
-"""The published attacks by the names that the field knows them by."""
+"""The published attacks by the names that the field knows them by.
+
+Example:
+    >>> get("lavp-l2").restarts
+    3
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias
 
 from leakwatch.attacks.ci_net import CINetAttack
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton import GaussNewton
+from leakwatch.attacks.named import PublishedAttack, Registry
 from leakwatch.attacks.priors import Priors
 from leakwatch.attacks.protocol import Attack
-from leakwatch.attacks.starts import StartKind
 
 __all__ = ["Preset", "available", "get", "register"]
 
 
-@final
-@dataclass(frozen=True)
-class Preset:
-    """An attack as it was published.
+Preset: TypeAlias = PublishedAttack[Attack]
+"""An attack on a gradient as it was published."""
 
-    Attributes:
-        attack: its settings; ``attack.name`` is the preset's name.
-        start: where it begins.
-        restarts: how often, the best taken.
-        source: the paper.
-        differs: where this differs from what was published, and why.
-    """
-
-    attack: Attack
-    start: StartKind
-    restarts: int
-    source: str
-    differs: str = ""
-
-    @property
-    def name(self) -> str:
-        """What it is asked for by."""
-        return self.attack.name
-
-
-_PRESETS: dict[str, Preset] = {}
-
-
-def register(preset: Preset) -> Preset:
-    """Makes an attack available by name.
-
-    Args:
-        preset: the attack.
-
-    Returns:
-        The same preset.
-
-    Raises:
-        ValueError: if the name is taken.
-    """
-    if preset.name in _PRESETS:
-        raise ValueError(
-            f"an attack named {preset.name!r} is registered already; choose another "
-            f"name."
-        )
-    _PRESETS[preset.name] = preset
-    return preset
-
-
-def available() -> tuple[str, ...]:
-    """Names of all presets."""
-    return tuple(_PRESETS)
-
-
-def get(name: str) -> Preset:
-    """The preset of that name.
-
-    Args:
-        name: for instance ``"inverting-gradients"``.
-
-    Returns:
-        The preset.
-
-    Raises:
-        ValueError: if there is none; lists those that there are.
-
-    Example:
-        >>> get("lavp-l2").restarts
-        3
-    """
-    if name not in _PRESETS:
-        raise ValueError(f"unknown attack {name!r}; choose from {', '.join(_PRESETS)}.")
-    return _PRESETS[name]
+_PRESETS = Registry[Attack]("attack")
+register, available, get = _PRESETS.register, _PRESETS.available, _PRESETS.get
 
 
 DLG = register(

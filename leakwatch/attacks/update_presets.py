@@ -1,16 +1,21 @@
-"""The published attacks on weight updates by name."""
+"""The published attacks on weight updates by name.
+
+Example:
+    >>> get("sme").restarts
+    1
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.attacks.named import PublishedAttack, Registry
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.protocol import Progress
-from leakwatch.attacks.starts import Start, StartKind
+from leakwatch.attacks.starts import Start
 from leakwatch.attacks.update_result import UpdateReconstruction
 from leakwatch.attacks.update_simulation import SimulationAttack
 from leakwatch.attacks.update_surrogate import SurrogateAttack
@@ -46,81 +51,11 @@ class UpdateAttack(Protocol):
         """The same attack with other settings."""
 
 
-@final
-@dataclass(frozen=True)
-class UpdatePreset:
-    """An attack on updates as it was published.
+UpdatePreset: TypeAlias = PublishedAttack[UpdateAttack]
+"""An attack on updates as it was published."""
 
-    Attributes:
-        attack: its settings; ``attack.name`` is the preset's name.
-        start: where it begins.
-        restarts: how often, the best taken.
-        source: the paper.
-        differs: where this differs from what was published, and why.
-    """
-
-    attack: UpdateAttack
-    start: StartKind
-    restarts: int
-    source: str
-    differs: str = ""
-
-    @property
-    def name(self) -> str:
-        """What it is asked for by."""
-        return self.attack.name
-
-
-_PRESETS: dict[str, UpdatePreset] = {}
-
-
-def register(preset: UpdatePreset) -> UpdatePreset:
-    """Makes an attack available by name.
-
-    Args:
-        preset: the attack.
-
-    Returns:
-        The same preset.
-
-    Raises:
-        ValueError: if the name is taken.
-    """
-    if preset.name in _PRESETS:
-        raise ValueError(
-            f"an attack on updates named {preset.name!r} is registered already; choose "
-            f"another name."
-        )
-    _PRESETS[preset.name] = preset
-    return preset
-
-
-def available() -> tuple[str, ...]:
-    """Names of all presets."""
-    return tuple(_PRESETS)
-
-
-def get(name: str) -> UpdatePreset:
-    """The preset of that name.
-
-    Args:
-        name: for instance ``"sme"``.
-
-    Returns:
-        The preset.
-
-    Raises:
-        ValueError: if there is none; lists those that there are.
-
-    Example:
-        >>> get("sme").restarts
-        1
-    """
-    if name not in _PRESETS:
-        raise ValueError(
-            f"unknown attack on updates {name!r}; choose from {', '.join(_PRESETS)}."
-        )
-    return _PRESETS[name]
+_PRESETS = Registry[UpdateAttack]("attack on updates")
+register, available, get = _PRESETS.register, _PRESETS.available, _PRESETS.get
 
 
 _DIFFERS = (

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from leakwatch.attacks import Attack, FirstOrder, presets
 from leakwatch.attacks.starts import StartKind
 from leakwatch.callbacks.arguments import check_integer, check_number
+from leakwatch.callbacks.audit_arguments import (
+    METRICS,
+    chosen_attack,
+    restarts_or,
+    seconds_or,
+    steps_or,
+)
 from leakwatch.callbacks.auditing import (
     Audit,
     Kind,
@@ -33,8 +40,6 @@ from leakwatch.scores.api import DEFAULT_MAX_MEMORY
 from leakwatch.scores.planner import DEFAULT_PRODUCTS
 
 __all__ = ["InversionAudit"]
-
-_METRICS = ("mse", "psnr", "ssim")
 
 
 class InversionAudit(ProbeCallback):
@@ -113,7 +118,7 @@ class InversionAudit(ProbeCallback):
         radius: float = 0.01,
         samples: int | None = None,
         scores: Sequence[str] = ("lavp", "i2f"),
-        metrics: Sequence[str] = _METRICS,
+        metrics: Sequence[str] = METRICS,
         perturb: Callable[[Tensor], Tensor] | None = None,
         time_limit: float | None = None,
         every_n_epochs: int = 1,
@@ -166,8 +171,7 @@ class InversionAudit(ProbeCallback):
                 "perturb must be a function from gradients (n, d_θ) to what is shared, "
                 f"got {type(perturb).__name__}."
             )
-        if steps is not None:
-            check_integer("steps", steps, example=300, smallest=1)
+        steps = steps_or(steps)
         attacks: dict[Kind, Attack] = {}
         tries = 1
         begin: StartKind = "normal"
@@ -180,22 +184,18 @@ class InversionAudit(ProbeCallback):
                 "attack and worst_case are both None, so there is nothing to audit; "
                 "for instance attack='inverting-gradients'."
             )
-        if restarts is not None:
-            check_integer("restarts", restarts, example=3, smallest=1)
         if samples is not None:
             check_integer("samples", samples, example=8, smallest=1)
         self.audit = Audit(
             attacks,
             samples,
             begin,
-            restarts or tries,
+            restarts_or(restarts, tries),
             check_number("radius", radius, example=0.01),
             float(noise_std),
             perturb,
-            check_metrics([metrics] if isinstance(metrics, str) else metrics),
-            None
-            if time_limit is None
-            else check_number("time_limit", time_limit, example=60.0),
+            check_metrics(metrics),
+            seconds_or(time_limit),
             self.seed,
         )
 
@@ -312,25 +312,19 @@ def _name(function: Callable[..., Any]) -> str:
 def _attack(
     argument: str, given: Any, steps: int | None = None
 ) -> tuple[Attack, int, StartKind]:
-    """The attack, how many tries it takes by default, and where these begin."""
-    engine: Any = presets.get(given).attack if isinstance(given, str) else given
+    """As :func:`chosen_attack`; no generator beside the true images."""
+    found = chosen_attack(
+        argument,
+        given,
+        steps,
+        presets.get,
+        example="inverting-gradients",
+        optional=True,
+    )
+    engine: Any = found[0]
     if argument == "worst_case" and getattr(engine, "only_normal_start", False):
         raise ValueError(
             f"worst_case begins beside the true images, and {engine.name} only at "
             f"random latents; use it as attack=, and worst_case='gauss-newton'."
         )
-    if isinstance(given, str):
-        preset = presets.get(given)
-        chosen = engine if steps is None else engine.changed(steps=steps)
-        return chosen, preset.restarts, preset.start
-    runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
-    if isinstance(given, type) or not runs:
-        raise TypeError(
-            f"{argument} must be the name of a preset, an attack object or None, got "
-            f"{type(given).__name__}; for instance {argument}='inverting-gradients'."
-        )
-    if steps is not None:
-        raise ValueError(
-            f"steps={steps} is for presets; {argument} is an object with its own."
-        )
-    return given, 1, "normal"
+    return found

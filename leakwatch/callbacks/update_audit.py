@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from leakwatch.attacks import update_presets
-from leakwatch.attacks.starts import StartKind
 from leakwatch.attacks.update_presets import UpdateAttack
-from leakwatch.callbacks.arguments import check_flag, check_integer, check_number
+from leakwatch.callbacks.arguments import check_flag
+from leakwatch.callbacks.audit_arguments import (
+    METRICS,
+    chosen_attack,
+    restarts_or,
+    seconds_or,
+    steps_or,
+)
 from leakwatch.callbacks.auditing import described
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.conclusions import conclusions, sentence
 from leakwatch.callbacks.data import only_loader, training_probes
 from leakwatch.callbacks.probing import Share
 from leakwatch.callbacks.update_auditing import audit_round
+from leakwatch.callbacks.update_clients import check_clients, chosen_clients
 from leakwatch.callbacks.update_plan import (
     Federated,
     UpdatePlan,
@@ -35,8 +41,6 @@ from leakwatch.scores.api import DEFAULT_MAX_MEMORY
 from leakwatch.scores.update_client import Effort
 
 __all__ = ["UpdateAudit"]
-
-_METRICS = ("mse", "psnr", "ssim")
 
 
 class UpdateAudit(ProbeCallback):
@@ -116,7 +120,7 @@ class UpdateAudit(ProbeCallback):
         scores: Sequence[str] = ("lavp", "i2f"),
         blocks: bool = True,
         joint: bool = True,
-        metrics: Sequence[str] = _METRICS,
+        metrics: Sequence[str] = METRICS,
         time_limit: float | None = None,
         every_n_epochs: int = 1,
         noise_std: float | None = None,
@@ -160,10 +164,10 @@ class UpdateAudit(ProbeCallback):
             verbose=verbose,
             name=name,
         )
-        self.clients = _checked_clients(clients)
-        engine, tries, start = _attack(attack, steps)
-        if restarts is not None:
-            tries = check_integer("restarts", restarts, example=3, smallest=1)
+        self.clients = check_clients(clients)
+        engine, tries, start = chosen_attack(
+            "attack", attack, steps_or(steps), update_presets.get, example="sme"
+        )
         effort = Effort(
             check_flag("blocks", blocks),
             check_flag("joint", joint),
@@ -178,15 +182,13 @@ class UpdateAudit(ProbeCallback):
         self.plan = UpdatePlan(
             attack=engine,
             start=start,
-            restarts=tries,
+            restarts=restarts_or(restarts, tries),
             labels=check_flag("labels", labels),
             training=check_flag("training", training),
             scores=tuple(self.scores),
-            metrics=check_metrics([metrics] if isinstance(metrics, str) else metrics),
+            metrics=check_metrics(metrics),
             effort=effort,
-            time_limit=None
-            if time_limit is None
-            else check_number("time_limit", time_limit, example=60.0),
+            time_limit=seconds_or(time_limit),
             seed=self.seed,
         )
         self._members: dict[int, list[int]] = {}
@@ -215,7 +217,9 @@ class UpdateAudit(ProbeCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Chooses the clients and opens the ledger."""
         with isolated_rng():
-            self._members = self._chosen(trainer)
+            self._members = chosen_clients(
+                only_loader(trainer).dataset, self.clients, self.seed
+            )
             self.given = training_probes(
                 trainer,
                 n=1,
@@ -231,35 +235,6 @@ class UpdateAudit(ProbeCallback):
     def watched(self) -> tuple[int, ...]:
         """Numbers of the clients watched; empty before training."""
         return tuple(self._members)
-
-    def _chosen(self, trainer: Trainer) -> dict[int, list[int]]:
-        dataset: Any = only_loader(trainer).dataset
-        parts = getattr(dataset, "parts", None)
-        if parts is None:
-            raise TypeError(
-                f"UpdateAudit needs training data that know whose each sample is, but "
-                f"{type(dataset).__name__} has no parts; wrap it: "
-                f"leakwatch.datamodules.ClientsDataModule(data, 'dirichlet')."
-            )
-        there = [i for i, part in enumerate(parts) if len(part)]
-        if isinstance(self.clients, int):
-            if self.clients > len(there):
-                raise ValueError(
-                    f"clients={self.clients} are to be drawn, but there are only "
-                    f"{len(there)} with samples."
-                )
-            stream = torch.Generator().manual_seed(self.seed)
-            drawn = torch.randperm(len(there), generator=stream)[: self.clients]
-            numbers = sorted(there[i] for i in drawn.tolist())
-        else:
-            numbers = list(self.clients)
-            missing = [c for c in numbers if c not in there]
-            if missing:
-                raise ValueError(
-                    f"clients={numbers} names clients {missing} that have no samples; "
-                    f"there are {len(parts)}, numbered from 0."
-                )
-        return {c: [int(i) for i in parts[c]] for c in numbers}
 
     # -- what is measured ------------------------------------------------------------
 
@@ -329,42 +304,3 @@ class UpdateAudit(ProbeCallback):
             "dtype": self.dtype,
             "seed": self.seed,
         }
-
-
-def _checked_clients(clients: Any) -> tuple[int, ...] | int:
-    if isinstance(clients, int) and not isinstance(clients, bool):
-        return check_integer("clients", clients, example=2, smallest=1)
-    if isinstance(clients, str | Mapping | bool) or not isinstance(clients, Sequence):
-        raise TypeError(
-            f"clients must be how many to draw, or their numbers, got {clients!r}; for "
-            f"instance clients=2 or clients=[0, 3]."
-        )
-    numbers = [check_integer("clients", c, example=0) for c in clients]
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(
-            f"clients must name at least one client, each once, got {list(clients)}."
-        )
-    return tuple(numbers)
-
-
-def _attack(given: Any, steps: int | None) -> tuple[UpdateAttack, int, StartKind]:
-    """The attack, how many tries it takes by default, and where these begin."""
-    if steps is not None:
-        check_integer("steps", steps, example=300, smallest=1)
-    if isinstance(given, str):
-        preset = update_presets.get(given)
-        chosen = preset.attack
-        if steps is not None:
-            chosen = chosen.changed(steps=steps)
-        return chosen, preset.restarts, preset.start
-    runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
-    if isinstance(given, type) or not runs:
-        raise TypeError(
-            f"attack must be the name of a preset or an attack object, got "
-            f"{type(given).__name__}; for instance attack='sme'."
-        )
-    if steps is not None:
-        raise ValueError(
-            f"steps={steps} is for presets; attack is an object with its own."
-        )
-    return given, 1, "normal"

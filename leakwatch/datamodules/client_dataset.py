@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import final, overload
+from itertools import groupby
+from typing import TypeAlias, final, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,13 @@ from torch.utils.data import Dataset, Sampler
 from leakwatch.datamodules.dataset import ImageDataset
 from leakwatch.datamodules.files import ImageFileDataset
 from leakwatch.federated import Answering, ClientData, Partition, answering_clients
+from leakwatch.federated.streams import client_seed
+from leakwatch.isolation import isolated_rng
+
+_Item: TypeAlias = tuple[Tensor, int, int]
+
+# Names the stream of a client's reading beside those of its training.
+_READING = 2
 
 
 @final
@@ -21,9 +29,15 @@ class ClientDataset(Dataset[tuple[Tensor, int, int]]):
 
     Samples that belong to no client are not in it; the others keep their order.
 
+    A batch of :class:`RoundSampler` is read client by client, each with the global
+    random streams (Torch's, NumPy's, Python's) seeded by seed, round and client, and
+    put back afterwards. So what augmentation draws is the same after a resume, in any
+    number of workers, and whoever else answers.
+
     Args:
         dataset: gives (input, label) and has ``targets``.
         partition: indices of each client's samples in ``dataset``.
+        seed: of what is drawn while a round is read, at least 0.
 
     Attributes:
         indices: of the samples in ``dataset``, (n,).
@@ -33,8 +47,12 @@ class ClientDataset(Dataset[tuple[Tensor, int, int]]):
     """
 
     def __init__(
-        self, dataset: ImageDataset | ImageFileDataset, partition: Partition
+        self,
+        dataset: ImageDataset | ImageFileDataset,
+        partition: Partition,
+        seed: int = 0,
     ) -> None:
+        client_seed(seed)  # raises early
         clients = torch.cat(
             [torch.full_like(part, i) for i, part in enumerate(partition)]
         )
@@ -45,6 +63,7 @@ class ClientDataset(Dataset[tuple[Tensor, int, int]]):
             (self.owners == i).nonzero().flatten() for i in range(len(partition))
         )
         self._dataset = dataset
+        self._seed = seed
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -54,6 +73,24 @@ class ClientDataset(Dataset[tuple[Tensor, int, int]]):
     ) -> tuple[Float[Tensor, "channels height width"], int, int]:
         x, y = self._dataset[int(self.indices[index])]
         return x, y, int(self.owners[index])
+
+    def __getitems__(
+        self, indices: Sequence[int]
+    ) -> list[tuple[Float[Tensor, "channels height width"], int, int]]:
+        """Read one batch, as ``torch.utils.data.DataLoader`` asks for it.
+
+        Args:
+            indices: of a round; any others are read one by one, from the streams as
+                they stand.
+        """
+        if not isinstance(indices, RoundIndices):
+            return [self[i] for i in indices]
+        items: list[_Item] = []
+        for client, own in groupby(indices, key=lambda i: int(self.owners[i])):
+            place = (indices.round, client, _READING)
+            with isolated_rng(client_seed(self._seed, *place)):
+                items += [self[i] for i in own]
+        return items
 
 
 @final
@@ -81,6 +118,20 @@ class Clients(Sequence[ClientData]):
         return torch.stack([x for x, _, _ in items]), torch.tensor(
             [y for _, y, _ in items]
         )
+
+
+@final
+class RoundIndices(list[int]):
+    """Positions of a round's samples, client by client.
+
+    Args:
+        positions: in a :class:`ClientDataset`.
+        round: the communication round.
+    """
+
+    def __init__(self, positions: Sequence[int] = (), round: int = 0) -> None:
+        super().__init__(positions)
+        self.round = round
 
 
 @final
@@ -139,4 +190,5 @@ class RoundSampler(Sampler[list[int]]):
             round=self._round,
             seed=self._seed,
         )
-        yield [i for client in chosen for i in self._parts[client].tolist()]
+        positions = [i for client in chosen for i in self._parts[client].tolist()]
+        yield RoundIndices(positions, self._round)

@@ -47,7 +47,8 @@ class ClientsDataModule(L.LightningDataModule):
         least: of "dirichlet" and "group": samples that a client has at least.
         share: of the clients that answer in a round, in (0, 1].
         answering: "count": exactly that share; "chance": each with that probability.
-        seed: of the split and of who answers, at least 0.
+        seed: of the split, of who answers, and of what augmentation draws for each
+            client in each round, at least 0.
 
     Attributes:
         train_dataset: the samples that belong to clients, after `setup`.
@@ -130,7 +131,7 @@ class ClientsDataModule(L.LightningDataModule):
                 f"{type(self.data).__name__}.setup() left no training data."
             )
         partition = self._partition(train)
-        self.train_dataset = ClientDataset(train, partition)
+        self.train_dataset = ClientDataset(train, partition, self.seed)
         self.probe_dataset = ClientDataset(probe, partition)
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int, int]]:

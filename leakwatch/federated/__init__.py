@@ -12,7 +12,6 @@ from leakwatch.federated.averaging import Buffers, average_updates
 from leakwatch.federated.local import (
     ClientUpdate,
     Record,
-    client_updates,
     train_client,
 )
 from leakwatch.federated.partition import (
@@ -22,6 +21,7 @@ from leakwatch.federated.partition import (
     group_split,
     iid_split,
 )
+from leakwatch.federated.received import client_updates
 from leakwatch.federated.rounds import (
     Answering,
     ClientData,

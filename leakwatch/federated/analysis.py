@@ -13,13 +13,13 @@ from typing import final
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from leakwatch.evaluation import Criterion, Weights
 from leakwatch.federated.checks import whole
 from leakwatch.federated.local import ClientUpdate
 from leakwatch.federated.objective import Objective
+from leakwatch.segments import Segment, search_segment
 
 __all__ = ["Segment", "Subspace", "principal_subspace", "segment_similarity"]
 
@@ -121,39 +121,6 @@ def principal_subspace(
     )
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """cos(w_0 − w_T, ∇ℓ(αw_0 + (1−α)w_T)) over α.
-
-    The gradient is that of all N samples. An attack that takes the update for a
-    gradient at w_0 has 1 − ``at_start`` as the least loss that the true samples reach;
-    one with a learned α has 1 − ``best``.
-
-    Attributes:
-        alphas: ascending, from 0 (w_T) to 1 (w_0).
-        similarity: the cosine at each of them, in [−1, 1]; NaN where the gradient is
-            zero.
-        best_alpha: of the largest cosine, to about 1e-4.
-        best: that cosine.
-    """
-
-    alphas: Float[Tensor, " points"]
-    similarity: Float[Tensor, " points"]
-    best_alpha: float
-    best: float
-
-    @property
-    def at_start(self) -> float:
-        """The cosine at w_0."""
-        return float(self.similarity[-1])
-
-    @property
-    def at_end(self) -> float:
-        """The cosine at w_T."""
-        return float(self.similarity[0])
-
-
 def segment_similarity(
     module: nn.Module,
     update: ClientUpdate,
@@ -165,8 +132,7 @@ def segment_similarity(
 
     At inference mode, the mode in which attacks and scores evaluate the network. α is
     the share of w_0, as in Equation 5 of Zhu, Yao & Blaschko (2023); their released
-    code counts from w_0 instead. The best α is searched between the neighbours of the
-    best grid point.
+    code counts from w_0 instead. The best α is found to about 1e-4.
 
     Args:
         module: the network; its own weights don't matter, its buffers do.
@@ -194,35 +160,18 @@ def segment_similarity(
     points = whole("points", points, least=2)
     objective = Objective(module, criterion, update.initial.dtype)
     _check_update(update, objective)
-    alphas = torch.linspace(0, 1, points, dtype=torch.float64)
     with objective.evaluation(update.x.device.type) as weights:
-
-        def cosine(alpha: float) -> float:
-            return _cosine_at(objective, weights, update, alpha)
-
-        similarity = alphas.new_tensor([cosine(float(a)) for a in alphas])
-        if bool(similarity.isnan().all()):
-            raise ValueError(
-                f"the gradient of client {update.client} is zero or not finite at all "
-                f"{points} points, so that it has no direction there; take more points."
-            )
-        top = int(similarity.nan_to_num(-math.inf).argmax())
-        low, high = alphas[max(top - 1, 0)], alphas[min(top + 1, points - 1)]
-        found = minimize_scalar(
-            lambda alpha: _loss_of(cosine(float(alpha))),
-            bounds=(float(low), float(high)),
-            method="bounded",
-            options={"xatol": 1e-4},
+        found = search_segment(
+            lambda alpha: _cosine_at(objective, weights, update, alpha),
+            points=points,
+            tolerance=1e-4,
         )
-    best_alpha, best = float(found.x), -float(found.fun)
-    if best < float(similarity[top]):
-        best_alpha, best = float(alphas[top]), float(similarity[top])
-    return Segment(alphas, similarity, best_alpha, best)
-
-
-def _loss_of(cosine: float) -> float:
-    # The search knows no NaN: where there is no direction is worse than anywhere else.
-    return 2.0 if math.isnan(cosine) else -cosine
+    if math.isnan(found.best):
+        raise ValueError(
+            f"the gradient of client {update.client} is zero or not finite at all "
+            f"{points} points, so that it has no direction there; take more points."
+        )
+    return found
 
 
 def _cosine_at(

@@ -14,12 +14,12 @@ from leakwatch.evaluation import Criterion, Weights
 from leakwatch.federated.checks import check_finite, check_training
 from leakwatch.federated.faults import check_losses, single_samples
 from leakwatch.federated.objective import Objective
-from leakwatch.federated.streams import client_stream
+from leakwatch.federated.streams import client_seed, client_stream
 from leakwatch.inputs import check_samples
 from leakwatch.isolation import seed_streams
-from leakwatch.updates import LocalTraining, WeightUpdate
+from leakwatch.updates import LocalTraining
 
-__all__ = ["ClientUpdate", "Record", "client_updates", "train_client"]
+__all__ = ["ClientUpdate", "Record", "train_client"]
 
 Record: TypeAlias = Literal["steps", "full", "weights"]
 
@@ -40,6 +40,7 @@ class ClientUpdate:
         client: its number.
         round: the communication round.
         losses: mean loss of the batch before each step, ``(T,)``.
+        initial_buffers: the module's buffers before training, by name.
         buffers: the module's buffers after training, by name.
         record: what ``recorded`` holds.
         recorded: one row per step t, ``(T, d_θ)``: ``"steps"`` the gradient of the
@@ -54,6 +55,7 @@ class ClientUpdate:
     client: int
     round: int
     losses: Float[Tensor, " T"]
+    initial_buffers: dict[str, Tensor]
     buffers: dict[str, Tensor]
     record: Record | None = None
     recorded: Float[Tensor, "T d_theta"] | None = None
@@ -157,14 +159,15 @@ def train_client(
     x = x.detach().to(objective.dtype)
     y = y.detach().to(x.device)
     shuffle = client_stream(seed, round, client)
-    dropout = client_stream(seed, round, client, 1)
+    dropout = client_seed(seed, round, client, 1)
     losses: list[Tensor] = []
     rows: list[Tensor] = []
     with objective.evaluation(x.device.type) as weights:
-        seed_streams(dropout.initial_seed() % 2**63)
+        seed_streams(dropout)
         _set_modes(objective.loss, freeze_batchnorm)
         shared = list(weights.shared.values())
         initial = objective.flat_of(weights, shared)
+        initial_buffers = objective.buffers_of(weights)
         for p in shared:
             p.requires_grad_()
         optimizer = torch.optim.SGD(
@@ -198,62 +201,11 @@ def train_client(
         client=client,
         round=round,
         losses=torch.stack(losses),
+        initial_buffers=initial_buffers,
         buffers=buffers,
         record=record,
         recorded=torch.stack(rows) if rows else None,
     )
-
-
-def client_updates(
-    updates: Sequence[ClientUpdate], *, labels: bool = True, training: bool = True
-) -> list[WeightUpdate]:
-    """What a server sees of clients, those with equally many samples together.
-
-    Args:
-        updates: of one round, all from the same weights.
-        labels: whether the server knows the labels; given sorted, since it does not
-            know their order.
-        training: whether the server knows the local training.
-
-    Returns:
-        One :class:`WeightUpdate` for each number of samples, in the order in which it
-        comes up; ``index`` holds the numbers of the clients.
-
-    Raises:
-        ValueError: for no updates, different initial weights, or a client that
-            diverged or did not move.
-
-    Example:
-        >>> net, how = nn.Linear(3, 2), LocalTraining(epochs=1, batch_size=2, lr=0.1)
-        >>> x, y = torch.rand(5, 3), torch.tensor([0, 1, 1, 0, 1])
-        >>> sent = [train_client(net, x[i:], y[i:], how, client=i) for i in (0, 2, 0)]
-        >>> [(u.samples, u.index) for u in client_updates(sent)]
-        [(5, (0, 0)), (3, (2,))]
-    """
-    if not updates:
-        raise ValueError("client_updates needs at least one update, got none.")
-    first = updates[0]
-    for other in updates[1:]:
-        if not torch.equal(other.initial, first.initial):
-            raise ValueError(
-                f"clients {first.client} and {other.client} started from different "
-                f"weights; pass the updates of one round."
-            )
-    groups: dict[tuple[int, LocalTraining], list[ClientUpdate]] = {}
-    for update in updates:
-        groups.setdefault((update.samples, update.training), []).append(update)
-    return [
-        WeightUpdate(
-            initial=first.initial,
-            final=torch.stack([u.final for u in group]),
-            labels=torch.stack([u.y.sort().values for u in group]) if labels else None,
-            sample_shape=tuple(group[0].x.shape[1:]),
-            samples=samples,
-            training=how if training else None,
-            index=tuple(u.client for u in group),
-        )
-        for (samples, how), group in groups.items()
-    ]
 
 
 def _row(

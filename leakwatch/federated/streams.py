@@ -7,7 +7,7 @@ from numbers import Integral
 import numpy as np
 import torch
 
-__all__ = ["client_stream"]
+__all__ = ["client_seed", "client_stream"]
 
 
 def client_stream(seed: int, *place: int) -> torch.Generator:
@@ -39,3 +39,23 @@ def client_stream(seed: int, *place: int) -> torch.Generator:
     # The length goes in as well: NumPy takes trailing zeros for absent.
     words = np.random.SeedSequence((len(place), seed, *place)).generate_state(2)
     return torch.Generator().manual_seed((int(words[0]) << 31) ^ int(words[1]))
+
+
+def client_seed(seed: int, *place: int) -> int:
+    """What seeds the global streams where code that draws from them runs at a place.
+
+    Args:
+        seed: of the whole simulation, at least 0.
+        place: integers of at least 0 that name the place.
+
+    Returns:
+        A seed below 2**63, as :func:`leakwatch.isolation.seed_streams` takes it.
+
+    Raises:
+        ValueError: for anything but integers of at least 0.
+
+    Example:
+        >>> client_seed(0, 3, 7) == client_seed(0, 3, 7) != client_seed(0, 3, 8)
+        True
+    """
+    return client_stream(seed, *place).initial_seed() % 2**63

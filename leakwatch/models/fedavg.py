@@ -22,6 +22,7 @@ from leakwatch.federated import (
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
 from leakwatch.models.classifier import Batch, LitClassifier
+from leakwatch.models.fedavg_refusals import refuse_unsuited
 
 
 @final
@@ -39,9 +40,10 @@ class FedAvgModule(L.LightningModule):
     Everything random in the clients' training depends on `seed`, the Trainer's epoch
     and the client only: a run resumed from a checkpoint equals an uninterrupted one,
     and both equal `leakwatch.federated.FederatedAveraging` with the same clients, bit
-    by bit. Not so with data that is augmented (`augment=True`): crops and flips are
-    drawn from Torch's global stream, which no checkpoint keeps, so a resumed run then
-    sees other ones.
+    by bit. What augmentation draws in the data of `ClientsDataModule` depends on its
+    `seed`, the epoch and the client in the same way. Draws elsewhere, in a loader of
+    your own or on whole batches, come from the global streams, which no checkpoint
+    keeps.
 
     Logs, once an epoch: `train/loss` (mean over the clients' local steps, before each
     of them), `train/clients` (how many answered), `val/loss`, `val/acc`, `test/loss`,
@@ -131,32 +133,15 @@ class FedAvgModule(L.LightningModule):
         """Refuse what would not be federated averaging.
 
         Raises:
-            RuntimeError: Several processes, a gradient scaler, or a callback that
-                defends gradients, which nobody shares here.
+            RuntimeError: Several processes, a strategy for them, a precision that
+                scales gradients or casts weights, or a callback that acts on
+                gradients, learning rates or weights in a way that clients don't see.
         """
-        if stage != "fit":
-            return
-        trainer: Any = self.trainer
-        if trainer.world_size > 1:
-            raise RuntimeError(
-                f"FedAvgModule simulates all clients in one process, but the Trainer "
-                f"has {trainer.world_size}; use devices=1."
-            )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise RuntimeError(
-                f"clients train in full precision, and there are no gradients that "
-                f"precision={trainer.precision!r} could scale; use precision='32-true'."
-            )
-        # By name: models don't know callbacks.
-        if any(type(c).__name__ == "GradientDefense" for c in trainer.callbacks):
-            raise RuntimeError(
-                "GradientDefense perturbs the gradient of an optimiser's step, but in "
-                "federated averaging clients share weights, which it would leave as "
-                "they are; remove it."
-            )
+        if stage == "fit":
+            refuse_unsuited(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Refuse weights in half precision, as of precision="bf16-true".
+        """Refuse weights that were in half precision before.
 
         Raises:
             ValueError: Weights that are too coarse to hold an average.
@@ -216,7 +201,7 @@ class FedAvgModule(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return what counts rounds as optimiser steps."""
-        return _Server(self.model.parameters())
+        return _Server(self.model.parameters(), self.training_settings.lr)
 
     def _evaluate(self, stage: str, batch: Batch, accuracy: MulticlassAccuracy) -> None:
         x, y = batch
@@ -238,11 +223,12 @@ class FedAvgModule(L.LightningModule):
 class _Server(torch.optim.Optimizer):
     """Its step is what the closure does: the average takes the weights' place.
 
-    Checkpoints, schedules and callbacks count optimiser steps.
+    Checkpoints, schedules and callbacks count optimiser steps, and monitors read the
+    learning rate, which is that of the clients.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter]) -> None:
-        super().__init__(params, {})
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from leakwatch.gradients import GradientMap
 from leakwatch.scores.update_mismatch import Mismatch
+from leakwatch.segments import search_segment
 from leakwatch.status import describe_error
 from leakwatch.updates import WeightUpdate
 
@@ -149,10 +150,6 @@ class Surrogate:
     def best_alpha(self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"]) -> float:
         """The α in [0, 1] with the largest similarity, to within 0.001.
 
-        From a grid of steps of 0.1, then bounded minimisation around its best point:
-        along the segment, similarity has one maximum in all of the paper's settings
-        (Fig. 4).
-
         Args:
             x: the client's samples, network inputs.
             y: their labels.
@@ -160,23 +157,12 @@ class Surrogate:
         Returns:
             α; NaN where the gradient vanishes all along the segment.
         """
-        from scipy.optimize import minimize_scalar
-
-        places = [i / (_GRID - 1) for i in range(_GRID)]
-        known = {a: self.similarity(x, y, a) for a in places}
-        finite = {a: s for a, s in known.items() if math.isfinite(s)}
-        if not finite:
-            return math.nan
-        best = max(finite, key=lambda a: finite[a])
-        step = 1 / (_GRID - 1)
-        found = minimize_scalar(
-            lambda a: -self.similarity(x, y, float(a)),
-            bounds=(max(best - step, 0.0), min(best + step, 1.0)),
-            method="bounded",
-            options={"xatol": _TOLERANCE},
+        found = search_segment(
+            lambda alpha: self.similarity(x, y, alpha),
+            points=_GRID,
+            tolerance=_TOLERANCE,
         )
-        # Bounded minimisation never looks at its ends, which may be the best points.
-        return float(found.x) if -float(found.fun) > finite[best] else best
+        return found.best_alpha
 
     def mismatch(
         self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"], alpha: float

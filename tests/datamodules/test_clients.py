@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.transforms import RandomCrop, RandomHorizontalFlip
 
 from leakwatch.datamodules import (
     ArrayDataModule,
+    ClientDataset,
     ClientsDataModule,
     FEMNISTDataModule,
+    ImageArrays,
+    ImageDataset,
     RoundSampler,
 )
 from leakwatch.federated import (
@@ -172,6 +179,74 @@ def test_what_is_no_data_module(arrays: str) -> None:
         data.train_dataloader()
     with pytest.raises(RuntimeError, match="not set up"):
         _ = data.clients
+
+
+def every_stream(image: Tensor) -> Tensor:
+    """Draws from Python's, NumPy's and Torch's global stream."""
+    shift = random.randrange(6), int(np.random.randint(6))
+    return RandomHorizontalFlip()(RandomCrop(6, padding=2)(image.roll(shift, (1, 2))))
+
+
+def read(
+    seed: int = 0, round: int = 3, share: float = 1.0, workers: int = 0
+) -> dict[int, Tensor]:
+    """What each client that answers reads in a round."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    arrays = ImageArrays(images, torch.arange(40) % 4)
+    source = ImageDataset(arrays, (0.0,), (1.0,), augment=every_stream)
+    data = ClientDataset(source, iid_split(40, 5, seed=1), seed)
+    sampler = RoundSampler(data.parts, share, seed=seed)
+    sampler.set_epoch(round)
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=workers)
+    ((x, _, owners),) = list(loader)
+    return {i: x[owners == i] for i in set(owners.tolist())}
+
+
+def test_what_a_client_reads_depends_on_seed_round_and_client_only() -> None:
+    torch.manual_seed(0)
+    everyone = read()
+    assert len(everyone) == 5
+    torch.manual_seed(1)
+    np.random.seed(2)
+    random.seed(3)
+    few = read(share=0.4)
+    assert len(few) == 2
+    for client, x in {**few, **read(workers=2)}.items():
+        assert torch.equal(x, everyone[client])
+    for other in (read(seed=1), read(round=4)):
+        assert not any(torch.equal(other[i], everyone[i]) for i in everyone)
+    first, second = (torch.unique(everyone[i], dim=0) for i in (0, 1))
+    assert len(first) == len(second) == 8
+
+
+def test_reading_a_round_leaves_the_global_streams_alone() -> None:
+    def streams() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    def seeded() -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    data = ClientDataset(
+        ImageDataset(
+            ImageArrays(torch.zeros(4, 1, 6, 6), torch.arange(4)),
+            (0.0,),
+            (1.0,),
+            augment=every_stream,
+        ),
+        (torch.tensor([0, 1]), torch.tensor([2, 3])),
+    )
+    (batch,) = RoundSampler(data.parts)
+    seeded()
+    expected = streams()
+    seeded()
+    data.__getitems__(batch)
+    assert streams() == expected
+    seeded()
+    data.__getitems__([0, 1])
+    assert streams() != expected
 
 
 def test_sampler_refuses_early() -> None:

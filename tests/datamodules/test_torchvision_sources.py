@@ -193,9 +193,12 @@ def test_only_the_warning_about_old_pickles_is_silenced(tmp_path: Path) -> None:
         warning_source("another").fetch(tmp_path, download=False)
 
 
-def test_cifar_augmentation_is_asked_for() -> None:
+def test_only_photographs_are_augmented_and_when_asked_for() -> None:
     assert not CIFAR10DataModule().augment
     assert CIFAR10DataModule(augment=True).augment
+    assert not MNISTDataModule().augment
+    with pytest.raises(TypeError, match="augment"):
+        MNISTDataModule(augment=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

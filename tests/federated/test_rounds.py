@@ -166,6 +166,39 @@ def test_buffers_that_differ_are_averaged_in_wide_arithmetic() -> None:
     assert found["flag"].tolist() == [True, False]
 
 
+def sent(net: nn.Module, *numbers: int) -> list[Any]:
+    x, y = samples(4)
+    return [train_client(net, x, y, HOW, client=i) for i in numbers]
+
+
+def test_updates_of_different_networks_are_not_averaged() -> None:
+    net, moved = cnn(), cnn()
+    with torch.no_grad():
+        moved[-1].bias[:2] += 0.25
+    text = (
+        r"clients 7, 9 started from another network than client 3, client 7 in 2 of "
+        r"[\d,]+ entries of the weights, by up to 0\.25; pass the updates of one round"
+    )
+    with pytest.raises(ValueError, match=text):
+        average_updates([*sent(net, 3, 4), *sent(moved, 7, 9)])
+    wider = replace(sent(net, 7)[0], initial=torch.zeros(5))
+    with pytest.raises(ValueError, match=r"in the shape of the weights, \(5,\) and"):
+        average_updates([*sent(net, 3), wider])
+
+
+def test_updates_from_different_buffers_are_not_averaged() -> None:
+    net, moved = normalised(), normalised()
+    moved[1].running_mean[1] += 0.5
+    text = r"client 2 in 1 of 4 entries of buffer '1\.running_mean', by up to 0\.5;"
+    with pytest.raises(ValueError, match=text):
+        average_updates([*sent(net, 1), *sent(moved, 2)])
+    first, second = sent(net, 1, 2)
+    with pytest.raises(ValueError, match="in lacking buffer '1"):
+        average_updates([first, replace(second, initial_buffers={})])
+    with pytest.raises(ValueError, match="in having buffer '1"):
+        average_updates([replace(first, initial_buffers={}), second])
+
+
 class Tempered(nn.Module):
     """A criterion with a parameter that clients train."""
 

@@ -1,0 +1,123 @@
+"""What data sets that torchvision reads have in common."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import ClassVar
+
+from leakwatch.datamodules.base import ImageDataModule, Splits
+from leakwatch.datamodules.dataset import ImageArrays
+from leakwatch.datamodules.sources import TorchvisionSource
+
+
+class TorchvisionDataModule(ImageDataModule, ABC):
+    """Training and test images that torchvision reads, all of which are in memory.
+
+    A concrete data module states where its images are from, their classes and shape,
+    and mean and standard deviation per channel.
+
+    Args:
+        data_dir: Folder that holds, or will hold, the data set's own folder.
+        download: Fetch the files when they are missing.
+        batch_size: Samples per batch.
+        num_workers: Loader processes.
+        seed: Of the validation split.
+        val_fraction: Share of the training data that becomes validation data.
+        subset: At most this many samples of each split, evenly by class.
+        normalize: Give out (pixel − mean) / std; False: pixels in [0, 1].
+        augment: Random crop with 4 pixels of border, and flip, of training images.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: An argument out of range.
+        FileNotFoundError: From `prepare_data` and `setup`: files missing.
+    """
+
+    _source: ClassVar[TorchvisionSource]
+    _classes: ClassVar[tuple[str, ...]]
+    _shape: ClassVar[tuple[int, int, int]]
+    _moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
+
+    def __init__(
+        self,
+        data_dir: str = "data",
+        download: bool = True,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        seed: int = 0,
+        val_fraction: float = 0.1,
+        subset: int | None = None,
+        normalize: bool = True,
+        augment: bool = False,
+    ) -> None:
+        mean, std = self._moments
+        super().__init__(
+            class_names=self._classes,
+            image_shape=self._shape,
+            mean=mean,
+            std=std,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            val_fraction=val_fraction,
+            subset=subset,
+            normalize=normalize,
+            augment=augment,
+        )
+        self.data_dir = data_dir
+        self.download = download
+
+    def prepare_data(self) -> None:
+        """Find the files, or download them."""
+        self._source.fetch(self.data_dir, download=self.download)
+
+    def load(self) -> Splits:
+        """Read both splits."""
+        return Splits(train=self._read(train=True), val=None, test=self._read())
+
+    def _read(self, *, train: bool = False) -> ImageArrays:
+        return self._source.read(self.data_dir, train=train)
+
+
+class GreyTorchvisionDataModule(TorchvisionDataModule, ABC):
+    """Those of grey images of 28×28 pixels, which nobody mirrors.
+
+    Args:
+        data_dir: Folder that holds, or will hold, the data set's own folder.
+        download: Fetch the files when they are missing.
+        batch_size: Samples per batch.
+        num_workers: Loader processes.
+        seed: Of the validation split.
+        val_fraction: Share of the training data that becomes validation data.
+        subset: At most this many samples of each split, evenly by class.
+        normalize: Give out (pixel − mean) / std; False: pixels in [0, 1].
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: An argument out of range.
+        FileNotFoundError: From `prepare_data` and `setup`: files missing.
+    """
+
+    _shape = (1, 28, 28)
+
+    def __init__(
+        self,
+        data_dir: str = "data",
+        download: bool = True,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        seed: int = 0,
+        val_fraction: float = 0.1,
+        subset: int | None = None,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(
+            data_dir,
+            download,
+            batch_size,
+            num_workers,
+            seed,
+            val_fraction,
+            subset,
+            normalize,
+        )
