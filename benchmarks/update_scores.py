@@ -5,7 +5,7 @@
 Clients train for E epochs on N MNIST test digits each, from one network: untrained, or
 after some rounds of a small federation on training digits.
 Every sample is scored at its client's surrogate (``leakwatch.score_update``), then all
-clients are attacked by SME (one random start). Prints Spearman's correlation, with 95 %
+clients are attacked by SME, from a random start or beside the samples. Prints Spearman's correlation, with 95 %
 bootstrap intervals, of each score with the PSNR of each sample after optimal
 assignment, over all samples of all clients, and the predicted beside the achieved
 median PSNR. Image contrast and total variation stand beside the scores: what a score
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,12 @@ import torch
 from correlations import baselines
 from federations import accuracy, federation
 from networks import load
-from torch import Tensor
+from torch import Tensor, nn
 
 import leakwatch
+from leakwatch.attacks import PixelScale, Start, SurrogateAttack
 from leakwatch.federated import client_updates, train_client
+from leakwatch.gradients import GradientMap
 from leakwatch.quality import quality
 from leakwatch.quality.assignment import align
 from leakwatch.reporting.correlation import spearman
@@ -77,7 +80,9 @@ SETTINGS = (
 )
 
 
-def measure(setting: Setting, clients: int, steps: int, products: int) -> None:
+def measure(
+    setting: Setting, clients: int, steps: int, products: int, near: float | None
+) -> None:
     """Scores and attacks all clients of one setting and prints the table."""
     data = load("MNIST", clients * setting.samples, setting.size)
     # Classes follow each other in what load() gives: clients get all of them.
@@ -106,7 +111,10 @@ def measure(setting: Setting, clients: int, steps: int, products: int) -> None:
     )
     scored = time.process_time() - cpu
     cpu = time.process_time()
-    found = leakwatch.attack_update(net, update, "sme", steps=steps, **scale)
+    if near is None:
+        found = leakwatch.attack_update(net, update, "sme", steps=steps, **scale)
+    else:
+        found = beside(net, update, x, near, float(scores.alpha.median()), steps, scale)
     attacked = time.process_time() - cpu
     images = align(found.images, x).flatten(0, 1)
     flat = x.flatten(0, 1)
@@ -137,6 +145,27 @@ def measure(setting: Setting, clients: int, steps: int, products: int) -> None:
         print(f"  {name:22} {spearman(column, psnr.numpy())}", flush=True)
 
 
+def beside(
+    net: nn.Module,
+    update: leakwatch.WeightUpdate,
+    x: Tensor,
+    radius: float,
+    alpha: float,
+    steps: int,
+    scale: Mapping[str, list[float]],
+) -> leakwatch.UpdateReconstruction:
+    """SME from beside the samples, in small steps, from the clients' usual best α."""
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    attack = SurrogateAttack(steps=steps, lr=0.02, alpha=alpha)
+    return attack.run(
+        GradientMap(net),
+        update,
+        pixels=PixelScale(scale["mean"], scale["std"]),
+        start=Start.normal(),
+        initial=(x + radius * noise)[None],
+    )
+
+
 def row(values: Tensor) -> str:
     """Median and range."""
     if not len(values):
@@ -152,11 +181,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--products", type=int, default=150)
     parser.add_argument("--only", type=int, help="position of a setting")
+    parser.add_argument(
+        "--near",
+        type=float,
+        help="start at this distance from every pixel, in network-input units",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     settings = SETTINGS if args.only is None else (SETTINGS[args.only],)
     for setting in settings:
-        measure(setting, args.clients, args.steps, args.products)
+        measure(setting, args.clients, args.steps, args.products, args.near)
 
 
 if __name__ == "__main__":
