@@ -5,10 +5,10 @@
 Clients train for E epochs on N MNIST test digits each, from one network: untrained, or
 after some rounds of a small federation on training digits.
 Every sample is scored at its client's surrogate (``leakwatch.score_update``), then all
-clients are attacked by SME, from a random start or beside the samples. Prints Spearman's correlation, with 95 %
-bootstrap intervals, of each score with the PSNR of each sample after optimal
-assignment, over all samples of all clients, and the predicted beside the achieved
-median PSNR. Image contrast and total variation stand beside the scores: what a score
+clients are attacked by SME, from a random start or beside the samples. Prints
+Spearman's correlation, with 95 % bootstrap intervals, of each score with the PSNR of
+each sample after optimal assignment, over all samples of all clients, and the predicted
+beside the achieved median PSNR. Image contrast and total variation stand beside the scores: what a score
 has to beat.
 """
 
