@@ -21,6 +21,7 @@ from leakwatch.datamodules import ArrayDataModule
 from leakwatch.defenses import Budget, Defense, EigenNoise, GaussianNoise
 from leakwatch.isolation import isolated_rng
 from leakwatch.models import LitClassifier
+from leakwatch.studies import TradeOff, trade_off
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -98,6 +99,33 @@ def test_training_begins_with_the_pretrained_network(
             assert float(none[key]) == pytest.approx(float(gaussian[key]), rel=1e-9)
 
 
+def test_mixtures_are_made_with_training_samples_that_are_not_attacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def watched(*args: Any, **options: Any) -> TradeOff:
+        given.update(options, x=args[1])
+        return trade_off(*args, **options)
+
+    monkeypatch.setattr("leakwatch.cli.trade_study.trade_off", watched)
+    config, out = tiny(tmp_path, defenses=[], mixup=[0.6], queries=2), tmp_path / "out"
+    assert main(["trade-off", "--config", config, "--output", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "mixup α = 0.6, seed 0: accuracy" in printed
+    assert "every message was asked for 2 times" in printed
+    found = rows(out)
+    assert [(r["defense"], r["budget"], r["coefficient"]) for r in found] == [
+        ("none", "0.0", ""),
+        ("mixup", "", "0.6"),
+    ]
+    assert float(found[1]["training_relative"]) > 0
+    x, y = given["partners"]
+    assert len(x) == len(y) == 42 - 2
+    apart = (x[:, None] - given["x"][None]).abs().flatten(2).amax(2)
+    assert float(apart.min()) > 0
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
@@ -112,6 +140,9 @@ def test_training_begins_with_the_pretrained_network(
         ({"attack": "dlgg"}, "unknown attack 'dlgg'"),
         ({"samples": 0}, "trade_off.samples must be at least 1"),
         ({"accuracy_on": "test"}, "there are no test samples"),
+        ({"mixup": [1.5]}, "above 0 and below 1, got 1.5"),
+        ({"defenses": ["mixup"]}, "'mixup' has no budget"),
+        ({"queries": 0}, "trade_off.queries must be at least 1"),
     ],
 )
 def test_mistakes_are_said_before_training(

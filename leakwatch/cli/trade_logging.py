@@ -38,7 +38,7 @@ def publish(
         return []
     refused: list[str] = []
     for row in found.rows:
-        name = f"{row.defense} {row.budget:g} {found.unit}, seed {row.seed}"
+        name = f"{row.setting.words(found.unit)}, seed {row.seed}"
         try:
             logger = _logger(directory, mode, project, group, name, row)
             refused += publish_scalars([logger], _scalars(row), step=0, epoch=0)
@@ -86,7 +86,8 @@ def _logger(
 ) -> WandbLogger:
     about: dict[str, Any] = {}
     if row is not None:
-        about = {"defense": row.defense, "budget": row.budget, "seed": row.seed}
+        names = ("defense", "budget", "coefficient", "seed")
+        about = {name: row.flat()[name] for name in names}
     return WandbLogger(
         name=name,
         save_dir=str(directory),

@@ -38,9 +38,9 @@ def parser() -> argparse.ArgumentParser:
         "a table, a figure, a report.",
         epilog="All options of `leakwatch fit` are understood as well, --config above "
         "all: model, data and training are those of the config. The group `trade_off` "
-        "holds what is compared: --trade_off.defenses, budgets, unit, seeds, samples, "
-        "attack, steps, attackers, pretrain_epochs, wandb and more; see "
-        "configs/trade_off.yaml.",
+        "holds what is compared: --trade_off.defenses, budgets, unit, mixup, seeds, "
+        "samples, queries, attack, steps, attackers, pretrain_epochs, wandb and more; "
+        "see configs/trade_off.yaml.",
         allow_abbrev=False,
         exit_on_error=False,
     )

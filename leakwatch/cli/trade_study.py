@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
 
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
+from torch import Tensor
 
 from leakwatch.attacks.starts import StartKind
 from leakwatch.cli.scoring import choose_device, free_directory
@@ -18,11 +20,20 @@ from leakwatch.cli.trade_training import LightningTraining, accuracy_on
 from leakwatch.cli.training import quiet
 from leakwatch.defenses import Budget, Reduction
 from leakwatch.defenses.budget import Unit
+from leakwatch.defenses.checks import check_count
 from leakwatch.isolation import isolated_rng
+from leakwatch.probes import ProbeSet
 from leakwatch.studies import TradeOff, trade_off
 from leakwatch.studies.paper_attacks import engine
-from leakwatch.studies.trade_off_grid import named_budgets, named_defenses
+from leakwatch.studies.trade_off_grid import (
+    check_coefficients,
+    named_budgets,
+    named_defenses,
+)
 from leakwatch.studies.trade_off_outcomes import Attacker
+
+# Mixtures are made with at most so many others.
+_PARTNERS = 1000
 
 
 @final
@@ -34,6 +45,8 @@ class Trade:
         defenses: Names: gaussian, pruning, eigen-smallest, eigen-waterfill, …
         budgets: Numbers in ``unit``, or budgets ``{value, unit}``, all of one unit.
         unit: relative to ‖g‖, norm, or std of each entry.
+        mixup: Coefficients; each mixes every sample with another of the training data.
+        queries: How often each gradient is asked for; attackers take the mean.
         seeds: How many seeds of data order and noise, or which.
         pretrain_epochs: Training without a defense before all of them begin.
         samples: How many are attacked.
@@ -56,6 +69,8 @@ class Trade:
     defenses: tuple[str, ...] = ("gaussian", "pruning", "eigen-waterfill")
     budgets: tuple[float | Budget, ...] = (0.1, 1.0)
     unit: Unit = "relative"
+    mixup: tuple[float, ...] = ()
+    queries: int = 1
     seeds: int | list[int] = 1
     pretrain_epochs: int = 0
     samples: int = 4
@@ -81,7 +96,10 @@ class Trade:
                 f"least 0, got {self.samples} and {self.pretrain_epochs}."
             )
         # Before data are loaded and networks built.
-        named_defenses(tuple(self.defenses), directions=self.directions, box=1.0)
+        check_coefficients(tuple(self.mixup))
+        check_count("trade_off.queries", self.queries)
+        if self.defenses or not self.mixup:
+            named_defenses(tuple(self.defenses), directions=self.directions, box=1.0)
         named_budgets(tuple(self.budgets), self.unit)
         engine(self.attack, self.steps)
 
@@ -177,6 +195,9 @@ def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
         defenses=asked.defenses,
         budgets=asked.budgets,
         unit=asked.unit,
+        mixup=asked.mixup,
+        partners=_partners(subject, probes) if asked.mixup else None,
+        queries=asked.queries,
         seeds=asked.seeds,
         attack=asked.attack,
         steps=asked.steps,
@@ -195,3 +216,12 @@ def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
         class_names=probes.class_names,
         progress=print,
     )
+
+
+def _partners(subject: Subject, probes: ProbeSet) -> tuple[Tensor, Tensor]:
+    """Training samples to mix with, none of which is attacked."""
+    # Sized, or no sample could have been drawn.
+    size = len(cast(Sized, subject.data.train_dataloader().dataset))
+    found, _ = draw(subject, None, "train", min(size, _PARTNERS + len(probes)))
+    mine = torch.stack([(found.x == x).flatten(1).all(1) for x in probes.x]).any(0)
+    return found.x[~mine], found.y[~mine]

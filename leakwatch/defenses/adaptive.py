@@ -57,7 +57,8 @@ def observed(
       noised directions away, and the attacker's prior fills them in.
     - *Pruning*: entries that were set to zero are left out.
     - *Clipping* where it bit: the cosine distance.
-    - *Mixing*: nothing; attack the mixture, then :meth:`Mixing.unmixed`.
+    - *Mixing*: the loss is mixed as the defense mixes it, so that what matches is the
+      mixture x'; then :meth:`Mixing.unmixed`.
 
     The naive attacker matches ``shared.gradient`` with the map itself.
 
@@ -99,6 +100,8 @@ def observed(
     if known.covariance is not None:
         white, std = known.covariance.scaled(1 / queries).whitening(row, least)
         through = white if through is None else Chain(through, white)
+    if known.mixing is not None:
+        gradients = known.mixing.gradient_map(gradients, row)
     message = shared.gradient[row : row + 1]
     clipped = (
         known.clip is not None and float(shared.clean[row].double().norm()) > known.clip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
+from leakwatch.defenses.checks import check_count, check_number
+from leakwatch.evaluation import Criterion
 from leakwatch.gradients import GradientMap
+from leakwatch.losses import classification_criterion, cross_entropy
 
 __all__ = ["Mixing"]
 
@@ -49,6 +52,22 @@ class Mixing:
         """δ_x = x' − x, flattened."""
         return (self.mixed - self.x.double()).flatten(1)
 
+    def select(self, row: int) -> Mixing:
+        """One of them.
+
+        Args:
+            row: which.
+        """
+        one = slice(row, row + 1)
+        return replace(
+            self,
+            x=self.x[one],
+            y=self.y[one],
+            partner=self.partner[one],
+            partner_labels=self.partner_labels[one],
+            coefficient=self.coefficient[one],
+        )
+
     def gradient(self, gradients: GradientMap) -> Float[Tensor, "n d_theta"]:
         """The gradient at x' of the (mixed) loss.
 
@@ -56,6 +75,47 @@ class Mixing:
             gradients: the map.
         """
         return self._mix(lambda y: gradients(self.mixed, y))
+
+    def gradient_map(self, gradients: GradientMap, row: int) -> GradientMap:
+        """The map that an attacker matches who knows α and both labels.
+
+        (x, y) ↦ α g(x, y) + (1 − α) g(x, y_p), which at x' and the private label is the
+        message of that row exactly, where g(x', y) alone is another gradient. The last
+        layer's gradient shows α and both labels as it shows one: it is softmax(z) less
+        the mixed label.
+
+        Args:
+            gradients: the map.
+            row: which of the samples.
+
+        Raises:
+            IndexError: if there is no such sample.
+            ValueError: for a criterion with parameters of its own.
+
+        Example:
+            >>> import torch
+            >>> at = GradientMap(torch.nn.Linear(3, 2), dtype=torch.float64)
+            >>> x, y = torch.rand(2, 3), torch.tensor([0, 1])
+            >>> mixing = Mixing(x, y, x.flip(0), y.flip(0), torch.tensor([0.6, 0.9]))
+            >>> at_mixture = mixing.gradient_map(at, 1)(mixing.mixed[1:], y[1:])
+            >>> torch.testing.assert_close(at_mixture, mixing.gradient(at)[1:])
+        """
+        if not 0 <= row < len(self.x):
+            raise IndexError(
+                f"row {row} of {len(self.x)} mixtures; give a position from 0."
+            )
+        if not self.mix_labels:
+            return gradients
+        own = gradients.criterion
+        if isinstance(own, nn.Module) and any(True for _ in own.parameters()):
+            raise ValueError(
+                "the criterion has parameters of its own, and a mixture of its losses "
+                "can't be matched; use a function of module, x and y."
+            )
+        alpha = float(self.coefficient[row])
+        return gradients.with_criterion(
+            _MixedLoss(own, alpha, self.partner_labels[row])
+        )
 
     def influence(self, gradients: GradientMap) -> Float[Tensor, "n d_theta"]:
         r"""J_δ δ_x, with J_δ the Jacobian at x' = x + δ_x.
@@ -74,17 +134,48 @@ class Mixing:
         """
         return self._mix(lambda y: gradients.jvp(self.mixed, y, self.shift))
 
-    def unmixed(self, found: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """What an attacker who knows partner and α makes of a reconstruction of x'.
+    def unmixed(
+        self,
+        found: Float[Tensor, "n ..."],
+        partner: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "n ..."]:
+        """What an attacker makes of a reconstruction of x'.
 
         (x̂' − (1 − α)x_p)/α: an error of x̂' becomes 1/α times as large, and nothing else
-        protects the sample. Public partners, or repeated ones, are known.
+        protects the sample from who knows partner and α. Public partners, or repeated
+        ones, are known.
 
         Args:
             found: reconstructions of the mixed samples, network inputs.
+            partner: what is taken off in the partners' place by who doesn't know them,
+                such as the mean image: adds (1 − α)/α times the distance to the error.
         """
         alpha = self._alpha(found)
-        return (found - (1 - alpha) * self.partner.to(found)) / alpha
+        off = self.partner if partner is None else partner
+        return (found - (1 - alpha) * off.to(found)) / alpha
+
+    def background_error(
+        self, prior_std: float, queries: int = 1
+    ) -> Float[Tensor, " n"]:
+        """Mean squared error of a pixel left by taking the mean image off.
+
+        (1 − α)²R²/(α²K) in expectation over partners of variance R² a pixel, when the
+        reconstructions of K mixtures with partners of their own are averaged, none of
+        them clamped.
+
+        Args:
+            prior_std: R, root mean square over pixels of their standard deviation.
+            queries: K.
+
+        Example:
+            >>> import torch
+            >>> x, y = torch.zeros(1, 4), torch.tensor([0])
+            >>> half = Mixing(x, y, x, y, torch.tensor([0.5]).double())
+            >>> half.background_error(0.2, queries=4).tolist()
+            [0.010000000000000002]
+        """
+        r, k = check_number("prior_std", prior_std), check_count("queries", queries)
+        return ((1 - self.coefficient) / self.coefficient * r).square() / k
 
     def _alpha(self, like: Tensor) -> Tensor:
         alpha = self.coefficient.view(-1, *[1] * (like.ndim - 1))
@@ -96,3 +187,23 @@ class Mixing:
             return own
         alpha = self.coefficient.to(own)[:, None]
         return alpha * own + (1 - alpha) * of(self.partner_labels)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _MixedLoss:
+    """α ℓ(x, y) + (1 − α) ℓ(x, y_p) for any y, with y_p held fixed."""
+
+    criterion: Criterion
+    alpha: float
+    partner_label: Shaped[Tensor, "..."]
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        other = self.partner_label.to(y).expand_as(y)
+        if self.criterion is classification_criterion:
+            # One forward for both.
+            logits = module(x)
+            own, theirs = cross_entropy(logits, y), cross_entropy(logits, other)
+        else:
+            own, theirs = (self.criterion(module, x, of) for of in (y, other))
+        return self.alpha * own + (1 - self.alpha) * theirs

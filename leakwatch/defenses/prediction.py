@@ -20,6 +20,7 @@ from leakwatch.defenses.maps import (
     Selection,
     mapped,
 )
+from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.protocol import Knowledge, Shared
 from leakwatch.defenses.samples import Samples
 
@@ -35,8 +36,7 @@ class PredictedErrors:
 
     Attributes:
         naive: of the attacker who takes all noise for isotropic.
-        adaptive: of the attacker who knows the defense. NaN for mixing, which is no
-            matter of noise.
+        adaptive: of the attacker who knows the defense; of mixtures, the partner too.
         hidden: directions that are not resolved for the naive attacker, whatever the
             noise. With a prior each counts R² in both errors; without, they count
             nothing, and both errors are of the directions that are left.
@@ -67,7 +67,9 @@ def predicted_errors(
       noise these are the squares of ``i2f_bayes`` and ``i2f``.
     - *adaptive*: :math:`\mathrm{tr}(J^T \Sigma^{-1} J + I/R^2)^{-1}`, with J of what is
       left: pruned entries dropped; where clipping bit, (C/‖g‖)(I − ĝĝᵀ)J, the
-      derivative of what is shared. With b known it does no harm.
+      derivative of what is shared. With b known it does no harm. Of a mixture
+      αx + (1 − α)x_p, J is that of the mixed loss at the mixture, and its errors are
+      divided by α² and its prior variance by as much: R² for what J does not show.
 
     With a prior of its own shape the adaptive attacker is the best linear one, so its
     error is the least of all linear ones. It is no bound: noise along the v_i leaves
@@ -141,7 +143,7 @@ def _adaptive(
     basis, known = samples.basis, shared.knowledge
     hidden = (~basis.resolved).sum(1)
     if known.mixing is not None:
-        return torch.full_like(basis.eigenvalues[:, 0], torch.nan), hidden
+        return _unmixed(known.mixing, samples, r)
     if covariance is None:
         errors = linear_error(torch.zeros_like(basis.eigenvalues), basis, r)
     else:
@@ -162,6 +164,24 @@ def _adaptive(
         hidden[i] = (~own.resolved).sum()
         errors[i] = linear_error(variance, own, r)[0]
     return errors, hidden
+
+
+def _unmixed(
+    mixing: Mixing, samples: Samples, r: float | None
+) -> tuple[Tensor, Tensor]:
+    errors, hidden = [], []
+    for i in range(len(samples)):
+        at = Samples(
+            mixing.gradient_map(samples.gradients, i),
+            mixing.mixed[i : i + 1],
+            mixing.y[i : i + 1],
+            input_scale=samples.jacobian.input_scale,
+            max_memory=samples.max_memory,
+        )
+        hidden.append((~at.basis.resolved).sum(1))
+        no_noise = torch.zeros_like(at.basis.eigenvalues)
+        errors.append(linear_error(no_noise, at.basis, r))
+    return torch.cat(errors), torch.cat(hidden)
 
 
 def _left(known: Knowledge, clean: Tensor, row: int) -> LinearMap | None:

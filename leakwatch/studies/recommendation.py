@@ -98,6 +98,7 @@ def recommend_noise(
         ValueError: for bad arguments; quotes them.
 
     Example:
+        >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 2))
         >>> found = recommend_noise(net, torch.rand(3, 4), torch.tensor([0, 1, 0]),
         ...                         target_psnr=15.0, check=0)

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.attacks.starts import StartKind
-from leakwatch.defenses import Defense, Observation, Samples, Shared, predicted_errors
+from leakwatch.defenses import Defense, Observation, Samples
 from leakwatch.gradients import Criterion, GradientMap
 from leakwatch.quality import quality
-from leakwatch.quality.perceptual import LpipsNet, weights_file
 from leakwatch.status import OK, Status, describe_error
 from leakwatch.studies.trade_off_knowledge import (
+    Aim,
+    Answers,
     NotComputedError,
     informed,
+    mixtures,
     plain,
     reimagined,
     share,
     tells_all,
+    unmixed,
 )
 from leakwatch.studies.trade_off_outcomes import (
     ATTACKERS,
     Attacked,
     Attacker,
     Outcome,
+    conclusive,
+    lpips_net,
 )
+from leakwatch.studies.trade_off_prediction import predictions
 
-__all__ = ["CEILING", "ProbeAttack"]
-
-#: PSNR from which on float64 can't tell a prediction from an exact recovery, dB.
-CEILING: Final = -20 * math.log10(torch.finfo(torch.float64).eps)
-
-# By this factor the rest may exceed what the true image leaves: an attack that did not
-# even come so far says nothing about the sample.
-_MATCHED: Final = 1.1
-_LPIPS: Final[tuple[LpipsNet, ...]] = ("alex", "vgg", "squeeze")
+__all__ = ["ProbeAttack"]
 
 
 @final
@@ -49,6 +47,8 @@ class ProbeAttack:
     """The same attack on the messages of the same samples, whatever shared them.
 
     Every sample is a message of its own: a client with one sample, the worst case.
+    Asked several times at the same weights, its answers are averaged by all attackers;
+    mixtures of it by those who know of them only after they are taken apart.
 
     Attributes:
         x: network inputs, ``(n, ...)``.
@@ -66,6 +66,7 @@ class ProbeAttack:
         prior_std: R, pixel units.
         prior_mean: μ, pixel units; ``None``: mid-grey.
         criterion: one loss per sample.
+        queries: how often each sample's gradient is asked for, at the same weights.
     """
 
     x: Tensor
@@ -82,6 +83,7 @@ class ProbeAttack:
     prior_std: float
     prior_mean: Tensor | None
     criterion: Criterion | None
+    queries: int = 1
 
     @property
     def scale(self) -> float:
@@ -112,7 +114,7 @@ class ProbeAttack:
     def run(
         self, net: nn.Module, defense: Defense | None, seed: int
     ) -> tuple[Attacked, ...]:
-        """Shares the gradient of every sample once, and attacks all messages.
+        """Shares the gradient of every sample, and attacks all messages.
 
         Args:
             net: the network.
@@ -122,24 +124,29 @@ class ProbeAttack:
         gradients = GradientMap(net, self.criterion, dtype=torch.float64)
         device = next(net.parameters()).device
         samples = Samples(gradients, self.x.double().to(device), self.y.to(device))
-        shared = share(defense, samples, seed)
-        predicted = self._predicted(shared, samples)
-        norms = shared.clean.double().norm(dim=1).tolist()
-        deltas = shared.delta.double().norm(dim=1).tolist()
+        answers = share(defense, samples, seed, self.queries)
+        predicted = predictions(
+            answers,
+            samples,
+            prior_std=self.prior_std / self.scale,
+            peak=self.data_range / self.scale,
+        )
+        norms = answers.mean.clean.double().norm(dim=1).tolist()
+        deltas = answers.delta_norm.tolist()
         return tuple(
             Attacked(
                 self.index[row],
                 int(self.y[row]),
                 norms[row],
                 deltas[row],
-                dict(self._outcomes(shared, samples, defense, row, seed, predicted)),
+                dict(self._outcomes(answers, samples, defense, row, seed, predicted)),
             )
             for row in range(len(samples))
         )
 
     def _outcomes(
         self,
-        shared: Shared,
+        answers: Answers,
         samples: Samples,
         defense: Defense | None,
         row: int,
@@ -147,23 +154,32 @@ class ProbeAttack:
         predicted: dict[Attacker, list[float]],
     ) -> Iterator[tuple[Attacker, Outcome]]:
         naive: tuple[Outcome, Tensor] | None = None
+        x, y = samples.x[row : row + 1], samples.y[row : row + 1]
+        parts: list[tuple[Tensor, Status]] = []
+        guesses = defense is not None and defense.needs == "jacobian"
 
         def measured(who: Attacker) -> Outcome:
             nonlocal naive
             if who == "naive":
-                naive = self._attack(plain(samples, shared, row), samples, row, seed)
+                found = self._found(plain(samples, answers, row), y, row, seed)
+                naive = self._judged([found], x), found[0]
                 return naive[0]
-            if naive is not None and tells_all(shared):
+            if naive is not None and tells_all(answers):
                 return naive[0]
-            if who == "adaptive" or defense is None or defense.needs != "jacobian":
-                given = informed(samples, shared, row)
+            if answers.mixed:
+                if not parts:
+                    aims = mixtures(samples, answers, row)
+                    parts.extend(self._found(aim, y, row, seed) for aim in aims)
+                return self._unmixed(parts, answers, row, x, knows=who == "adaptive")
+            if who == "adaptive" or defense is None or not guesses:
+                aim = informed(samples, answers, row)
             elif naive is None:
                 raise NotComputedError("the naive attack that it begins with failed.")
             else:
-                given = reimagined(defense, shared, samples, row, naive[1], seed)
-            return self._attack(given, samples, row, seed)[0]
+                aim = reimagined(defense, answers, samples, row, naive[1], seed)
+            return self._judged([self._found(aim, y, row, seed)], x)
 
-        for who in self._in_order:
+        for who in self._in_order(guesses):
             try:
                 found = measured(who)
             except NotComputedError as error:
@@ -174,19 +190,49 @@ class ProbeAttack:
                 expected = predicted[who][row] if who in predicted else math.nan
                 yield who, replace(found, predicted=expected)
 
-    @property
-    def _in_order(self) -> tuple[Attacker, ...]:
+    def _in_order(self, guesses: bool) -> tuple[Attacker, ...]:
         """Those who attack, and the naive one before who begins with its image."""
         needed: set[Attacker] = set(self.attackers)
-        if "estimating" in needed:
+        if guesses and "estimating" in needed:
             needed.add("naive")
         return tuple(who for who in ATTACKERS if who in needed)
 
-    def _attack(
-        self, given: Observation, samples: Samples, row: int, seed: int
-    ) -> tuple[Outcome, Tensor]:
-        x, y = samples.x[row : row + 1], samples.y[row : row + 1]
-        pixels = self._pixels()
+    def _unmixed(
+        self,
+        found: Sequence[tuple[Tensor, Status]],
+        answers: Answers,
+        row: int,
+        x: Tensor,
+        *,
+        knows: bool,
+    ) -> Outcome:
+        """By who knows the partners, and by who takes the mean image for them."""
+        off = None if knows else self._background(x)
+        images = unmixed(answers, row, [image for image, _ in found], off)
+        statuses = [status for _, status in found]
+        return self._judged(list(zip(images, statuses, strict=True)), x, clamp=True)
+
+    def _judged(
+        self, found: Sequence[tuple[Tensor, Status]], x: Tensor, *, clamp: bool = False
+    ) -> Outcome:
+        """How near the private image is the mean of what matched."""
+        good = [image for image, status in found if status.usable]
+        if not good:
+            return Outcome.without(found[0][1])
+        image = torch.cat(good).mean(0, keepdim=True)
+        measured = self._quality(self._pixels().clamp(image) if clamp else image, x)
+        status = OK
+        if len(good) < len(found):
+            status = Status(
+                "estimated",
+                f"the mean of {len(good)} of {len(found)} reconstructions; the attack "
+                f"did not match the other messages.",
+            )
+        return Outcome(*measured, predicted=math.nan, status=status)
+
+    def _found(self, aim: Aim, y: Tensor, row: int, seed: int) -> tuple[Tensor, Status]:
+        """An image, and whether it matches as well as what there is to be found."""
+        given, x = aim.given, aim.truth
         found = self._engine(given).run(
             given.gradients,
             SharedGradient(
@@ -196,20 +242,25 @@ class ProbeAttack:
                 noise_std=given.noise_std,
                 index=(self.index[row],),
             ),
-            pixels=pixels,
+            pixels=self._pixels(),
             start=self._start(x),
             seed=seed,
             restarts=self.restarts,
         )
-        measured = self._quality(found.images, x)
         truth = given.gradients(x, y) - given.message
         left = float(truth.norm() / given.message.norm().clamp_min(1e-300))
         status = found.status[0]
         if status.word != "failed":
-            status = _conclusive(float(found.relative[0]), left)
-        if not status.usable:
-            return Outcome.without(status), found.images
-        return Outcome(*measured, predicted=math.nan), found.images
+            status = conclusive(float(found.relative[0]), left)
+        return found.images, status
+
+    def _background(self, x: Tensor) -> Tensor:
+        """The mean image, network input."""
+        own = self.engine.prior_mean if isinstance(self.engine, GaussNewton) else None
+        mean = self.prior_mean if own is None else own
+        if mean is None:
+            mean = torch.full(x.shape[1:], self.data_range / 2)
+        return self._pixels().to_input(mean.to(x))
 
     def _start(self, x: Tensor) -> Start:
         near = self.start == "near"
@@ -239,7 +290,7 @@ class ProbeAttack:
         return PixelScale(self.mean, self.std, low=0.0, high=self.data_range)
 
     def _quality(self, images: Tensor, x: Tensor) -> tuple[float, float]:
-        name = f"lpips_{_lpips_net()}"
+        name = f"lpips_{lpips_net()}"
         found = quality(
             images.cpu().double(),
             x.cpu(),
@@ -249,49 +300,3 @@ class ProbeAttack:
         )
         known = name in found
         return float(found["psnr"][0]), float(found[name][0]) if known else math.nan
-
-    def _predicted(
-        self, shared: Shared, samples: Samples
-    ) -> dict[Attacker, list[float]]:
-        """PSNR by attacker and message; nothing where there is no prediction."""
-        try:
-            found = predicted_errors(
-                shared, samples, prior_std=self.prior_std / self.scale
-            )
-        except ValueError:
-            return {}
-        d_x = samples.x[0].numel()
-        return {
-            "naive": [self._decibels(e / d_x) for e in found.naive.tolist()],
-            "adaptive": [self._decibels(e / d_x) for e in found.adaptive.tolist()],
-        }
-
-    def _decibels(self, error: float) -> float:
-        """PSNR of a mean squared error in squared network-input units."""
-        if math.isnan(error):
-            return math.nan
-        mse = error * (self.scale / self.data_range) ** 2
-        return CEILING if mse <= 0 else min(CEILING, -10 * math.log10(mse))
-
-
-def _conclusive(rest: float, left: float) -> Status:
-    """Whether an attack matched its message as well as the truth does.
-
-    Args:
-        rest: ‖L g(x̂) − L g̃‖ over ‖L g̃‖.
-        left: the same at the private image.
-    """
-    if rest <= _MATCHED * left + 1e-3:
-        return OK
-    return Status(
-        "not converged",
-        f"the attack left {rest:.2g} of the message unmatched, where the private image "
-        f"leaves {left:.2g}; it needs more steps or restarts. That it failed does not "
-        f"say that the sample is safe.",
-    )
-
-
-def _lpips_net() -> LpipsNet:
-    """The first network whose weights are here; the smallest if none are."""
-    here = [net for net in _LPIPS if weights_file(net).is_file()]
-    return here[0] if here else _LPIPS[-1]

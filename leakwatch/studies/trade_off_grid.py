@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Final, TypeAlias, final, get_args
+
+from jaxtyping import Float, Shaped
+from torch import Tensor
 
 from leakwatch.defenses import (
     Allocation,
@@ -13,6 +18,7 @@ from leakwatch.defenses import (
     EigenNoise,
     GaussianNoise,
     InputSpace,
+    MixUp,
     PruningToBudget,
     Smallest,
     Waterfill,
@@ -20,7 +26,16 @@ from leakwatch.defenses import (
 from leakwatch.defenses.budget import Unit
 from leakwatch.defenses.checks import check_count, check_number
 
-__all__ = ["DEFENSES", "MakeDefense", "named_budgets", "named_defenses"]
+__all__ = [
+    "DEFENSES",
+    "MIXUP",
+    "MakeDefense",
+    "Setting",
+    "check_coefficients",
+    "named_budgets",
+    "named_defenses",
+    "named_mixtures",
+]
 
 MakeDefense: TypeAlias = Callable[[Budget], Defense]
 """A defense of a budget that is yet to be said."""
@@ -39,6 +54,50 @@ DEFENSES: Final = (
 
 #: What is trained and attacked without any defense is called.
 NONE: Final = "none"
+
+#: What mixtures are called, whose ‖δ‖ follows from their coefficient.
+MIXUP: Final = "mixup"
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """One setting of one defense.
+
+    Attributes:
+        defense: its name.
+        budget: in the unit of the grid; 0 without a defense, NaN where none is asked.
+        coefficient: of mixtures, the share of the private sample.
+    """
+
+    defense: str = NONE
+    budget: float = 0.0
+    coefficient: float | None = None
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """Equal for the same setting, and larger the more a defense changes."""
+        if self.coefficient is None:
+            return self.defense, self.budget
+        return self.defense, -self.coefficient
+
+    def words(self, unit: str = "") -> str:
+        """As a person says it.
+
+        Args:
+            unit: of the budget.
+
+        Example:
+            >>> Setting("gaussian", 0.1).words("relative"), Setting().words()
+            ('gaussian 0.1 relative', 'none')
+            >>> Setting("mixup", float("nan"), 0.7).words("relative")
+            'mixup α = 0.7'
+        """
+        if self.coefficient is not None:
+            return f"{self.defense} α = {self.coefficient:g}"
+        if not self.budget:
+            return self.defense
+        return f"{self.defense} {self.budget:g} {unit}".rstrip()
 
 
 def named_defenses(
@@ -71,6 +130,11 @@ def named_defenses(
         )
     if NONE in defenses:
         raise ValueError(f"{NONE!r} is always compared; leave it out of the defenses.")
+    if MIXUP in defenses:
+        raise ValueError(
+            f"{MIXUP!r} has no budget, its ‖δ‖ follows from the samples; leave it out "
+            f"of the defenses and give coefficients, such as mixup=[0.9, 0.5]."
+        )
     if isinstance(defenses, Mapping):
         for name, make in defenses.items():
             if not callable(make):
@@ -84,6 +148,77 @@ def named_defenses(
     if len(set(defenses)) < len(defenses):
         raise ValueError(f"defenses must have different names, got {list(defenses)}.")
     return {name: _named(name, directions, box) for name in defenses}
+
+
+def named_mixtures(
+    coefficients: Sequence[float],
+    partners: tuple[Float[Tensor, "m ..."], Shaped[Tensor, "m ..."]] | None,
+    attacked: Float[Tensor, "n ..."],
+) -> list[tuple[Setting, MixUp]]:
+    """What mixes with public partners, for each coefficient, in the order given.
+
+    Args:
+        coefficients: α, above 0 and below 1.
+        partners: samples and labels to mix with, network inputs.
+        attacked: private samples, network inputs.
+
+    Raises:
+        TypeError: for a coefficient that is not a number.
+        ValueError: for one out of range or twice, for no partners, or for partners of
+            another shape or that are private samples themselves.
+    """
+    check_coefficients(coefficients)
+    if not coefficients:
+        return []
+    if partners is None or len(partners[0]) == 0:
+        raise ValueError(
+            "mixup needs samples to mix with, which are not attacked; pass "
+            "partners=(x, y), for instance other samples of the training data."
+        )
+    x = partners[0]
+    if x.shape[1:] != attacked.shape[1:]:
+        raise ValueError(
+            f"partners must be of the shape of the samples, "
+            f"{tuple(attacked.shape[1:])}, got {tuple(x.shape[1:])}."
+        )
+    for i, mine in enumerate(attacked.to(x)):
+        same = (x == mine).flatten(1).all(1)
+        if bool(same.any()):
+            raise ValueError(
+                f"partner {int(same.nonzero()[0])} is sample {i}, which is attacked; "
+                f"leave it out of the partners."
+            )
+    return [
+        (Setting(MIXUP, math.nan, float(a)), MixUp(float(a), public=partners))
+        for a in coefficients
+    ]
+
+
+def check_coefficients(coefficients: Sequence[float]) -> None:
+    """Raises unless these are shares of a private sample, none twice.
+
+    Args:
+        coefficients: what was given.
+
+    Raises:
+        TypeError: for what is not a number.
+        ValueError: for no list, or numbers out of range or twice.
+    """
+    if isinstance(coefficients, float | int | str):
+        raise ValueError(
+            f"mixup must be a list of coefficients, such as [0.9, 0.5], got "
+            f"{coefficients!r}."
+        )
+    for a in coefficients:
+        if not 0 < check_number("mixup", a, zero=True) < 1:
+            raise ValueError(
+                f"mixup holds shares of the private sample, above 0 and below 1, got "
+                f"{a!r}."
+            )
+    if len(set(coefficients)) < len(coefficients):
+        raise ValueError(
+            f"mixup must hold different coefficients, got {list(coefficients)}."
+        )
 
 
 def named_budgets(

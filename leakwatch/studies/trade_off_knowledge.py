@@ -1,9 +1,11 @@
-"""What different attackers match of the same message."""
+"""What different attackers match of the same answers, and what they make of it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -13,85 +15,202 @@ from leakwatch.attacks.starts import stream
 from leakwatch.defenses import (
     Defense,
     Isotropic,
+    Mixing,
     Observation,
     Samples,
     Shared,
+    averaged,
     observed,
 )
 
-__all__ = ["NotComputedError", "informed", "plain", "reimagined", "share", "tells_all"]
+__all__ = [
+    "Aim",
+    "Answers",
+    "NotComputedError",
+    "informed",
+    "mixtures",
+    "plain",
+    "reimagined",
+    "share",
+    "tells_all",
+    "unmixed",
+]
 
 
 class NotComputedError(Exception):
     """This attack can't be the one that was asked for."""
 
 
-def share(defense: Defense | None, samples: Samples, seed: int) -> Shared:
-    """A message for each sample.
+@final
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What clients with one sample each answered to the same query, once or more often.
+
+    Attributes:
+        each: the answers, a message of every sample in each.
+        mean: of the messages. The mean of mixtures is no mixture; what is known of it
+            is what is known of the first.
+    """
+
+    each: tuple[Shared, ...]
+    mean: Shared
+
+    @classmethod
+    def of(cls, each: tuple[Shared, ...]) -> Answers:
+        """With their mean.
+
+        Args:
+            each: at least one.
+        """
+        if len(each) == 1 or each[0].knowledge.mixing is None:
+            return cls(each, averaged(each) if len(each) > 1 else each[0])
+        message = torch.stack([a.gradient.double() for a in each]).mean(0)
+        message = message.to(each[0].gradient)
+        mean = replace(each[0], gradient=message, bias=message - each[0].clean)
+        return cls(each, mean)
+
+    @property
+    def queries(self) -> int:
+        """How many."""
+        return len(self.each)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether they are gradients of mixtures of samples."""
+        return self.mean.knowledge.mixing is not None
+
+    def mixings(self, row: int) -> list[Mixing]:
+        """Those of one sample, one of each answer.
+
+        Args:
+            row: which sample.
+        """
+        known = [answer.knowledge.mixing for answer in self.each]
+        return [mixing.select(row) for mixing in known if mixing is not None]
+
+    @property
+    def delta_norm(self) -> Float[Tensor, " n"]:
+        """‖δ‖ of an answer, root mean square over them, for each sample."""
+        squares = [a.delta.double().square().sum(1) for a in self.each]
+        return torch.stack(squares).mean(0).sqrt()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """What an attacker matches, and what there is to be found.
+
+    Attributes:
+        given: what is matched.
+        truth: the image that matches it, ``(1, ...)``, network input.
+    """
+
+    given: Observation
+    truth: Float[Tensor, "one ..."]
+
+
+def share(
+    defense: Defense | None, samples: Samples, seed: int, queries: int = 1
+) -> Answers:
+    """A message for each sample, as often as it is asked for.
 
     Args:
         defense: ``None`` for none.
         samples: whose gradients are shared.
         seed: of the noise; training that is seeded with it draws other noise.
+        queries: how often; the first answer does not depend on it.
     """
     g = samples.gradient
     if defense is None:
-        return Shared(g, g, torch.zeros(len(g), dtype=torch.float64, device=g.device))
-    return defense.protect(g, generator=stream(seed, 1), samples=samples)
+        nothing = torch.zeros(len(g), dtype=torch.float64, device=g.device)
+        return Answers.of((Shared(g, g, nothing),) * queries)
+    drawn = stream(seed, 1)
+    return Answers.of(
+        tuple(
+            defense.protect(g, generator=drawn, samples=samples) for _ in range(queries)
+        )
+    )
 
 
-def plain(samples: Samples, shared: Shared, row: int) -> Observation:
-    """For the attacker who takes the noise for isotropic, and knows its size.
+def plain(samples: Samples, answers: Answers, row: int) -> Aim:
+    """For the attacker who takes all noise for isotropic, and knows its size.
 
     Args:
         samples: whose messages they are.
-        shared: the messages.
+        answers: the messages; their mean is attacked.
         row: which.
     """
-    std = math.sqrt(float(shared.variance[row]) / shared.gradient.shape[1])
-    return Observation(samples.gradients, shared.gradient[row : row + 1], std)
+    mean = answers.mean
+    std = math.sqrt(float(mean.variance[row]) / mean.gradient.shape[1])
+    given = Observation(samples.gradients, mean.gradient[row : row + 1], std)
+    return Aim(given, samples.x[row : row + 1])
 
 
-def informed(samples: Samples, shared: Shared, row: int) -> Observation:
+def informed(samples: Samples, answers: Answers, row: int) -> Aim:
     """For the attacker who knows the defense; see :func:`leakwatch.defenses.observed`.
 
     Args:
         samples: whose messages they are.
-        shared: the messages.
+        answers: the messages, not of mixtures; their mean is attacked.
         row: which.
-
-    Raises:
-        NotComputedError: for mixtures of samples.
     """
-    if shared.knowledge.mixing is not None:
-        raise NotComputedError(
-            "an attack on a mixture of samples is an attack on another image, and not "
-            "what is compared here."
-        )
-    return observed(samples.gradients, shared, row)
+    given = observed(samples.gradients, answers.mean, row)
+    return Aim(given, samples.x[row : row + 1])
 
 
-def tells_all(shared: Shared) -> bool:
+def mixtures(samples: Samples, answers: Answers, row: int) -> tuple[Aim, ...]:
+    """For attackers who know α and both labels: each mixture is an image of its own.
+
+    Args:
+        samples: whose messages they are.
+        answers: the messages of mixtures.
+        row: which.
+    """
+    aims = []
+    for answer, mixing in zip(answers.each, answers.mixings(row), strict=True):
+        given = observed(samples.gradients, answer, row)
+        aims.append(Aim(given, mixing.mixed.to(samples.x)))
+    return tuple(aims)
+
+
+def unmixed(
+    answers: Answers,
+    row: int,
+    images: Sequence[Float[Tensor, "one ..."]],
+    background: Float[Tensor, "*sample"] | None = None,
+) -> list[Float[Tensor, "one ..."]]:
+    """What these attackers make of the mixtures that they found.
+
+    Args:
+        answers: the messages of mixtures.
+        row: whose they are.
+        images: one for each answer, network input.
+        background: taken off in place of the partners; ``None`` for who knows them.
+    """
+    pairs = zip(answers.mixings(row), images, strict=True)
+    return [mixing.unmixed(image, background) for mixing, image in pairs]
+
+
+def tells_all(answers: Answers) -> bool:
     """Whether there is nothing about the defense that the plain attacker lacks."""
-    known = shared.knowledge
+    known = answers.mean.knowledge
     isotropic = known.covariance is None or isinstance(known.covariance, Isotropic)
-    nothing = known.kept is None and known.clip is None and known.mixing is None
-    return isotropic and nothing
+    return isotropic and known.kept is None and known.clip is None and not answers.mixed
 
 
 def reimagined(
     defense: Defense,
-    shared: Shared,
+    answers: Answers,
     samples: Samples,
     row: int,
     image: Float[Tensor, "one ..."],
     seed: int,
-) -> Observation:
+) -> Aim:
     """For the attacker who knows what the defense would have done at another image.
 
     Args:
         defense: whose noise depends on the sample.
-        shared: the messages.
+        answers: the messages.
         samples: whose messages they are; of them only the label is used.
         row: which.
         image: a reconstruction, network input.
@@ -99,5 +218,6 @@ def reimagined(
     """
     at = Samples(samples.gradients, image.to(samples.x), samples.y[row : row + 1])
     guess = defense.protect(at.gradient, generator=stream(seed, 2), samples=at)
-    guess = replace(guess, gradient=shared.gradient[row : row + 1])
-    return informed(samples, guess, 0)
+    guess = replace(guess, gradient=answers.mean.gradient[row : row + 1])
+    given = observed(samples.gradients, guess, queries=answers.queries)
+    return Aim(given, samples.x[row : row + 1])

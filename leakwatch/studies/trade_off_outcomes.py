@@ -6,15 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
+from leakwatch.quality.perceptual import LpipsNet, weights_file
 from leakwatch.status import OK, Status
 
-__all__ = ["ATTACKERS", "Attacked", "Attacker", "Outcome"]
+__all__ = ["ATTACKERS", "Attacked", "Attacker", "Outcome", "conclusive", "lpips_net"]
 
 Attacker: TypeAlias = Literal["naive", "estimating", "adaptive"]
 """Who attacks. ``naive``: takes noise for isotropic and matches the message as it is.
 ``adaptive``: knows the covariance of the noise, or which entries were pruned, at the
-private sample itself: an oracle for defenses whose noise depends on it. ``estimating``:
-knows the defense, and what it would have done at its own reconstruction."""
+private sample itself, or whom it was mixed with: an oracle for defenses that depend on
+what a server does not have. ``estimating``: knows the defense, and what it would have
+done at its own reconstruction; of mixtures α and both labels, and takes the mean image
+off in place of the partner."""
+
+# By this factor the rest may exceed what the true image leaves: an attack that did not
+# even come so far says nothing about the sample.
+_MATCHED: Final = 1.1
+
+_LPIPS: Final[tuple[LpipsNet, ...]] = ("alex", "vgg", "squeeze")
 
 ATTACKERS: Final[tuple[Attacker, ...]] = ("naive", "estimating", "adaptive")
 
@@ -51,7 +60,7 @@ class Attacked:
         sample: data-set index.
         label: class.
         gradient_norm: ‖g‖.
-        delta_norm: ‖δ‖ that was really added.
+        delta_norm: ‖δ‖ that was really added, root mean square over queries.
         outcomes: by attacker.
     """
 
@@ -67,3 +76,26 @@ class Attacked:
         if self.gradient_norm == 0:
             return math.nan
         return self.delta_norm / self.gradient_norm
+
+
+def conclusive(rest: float, left: float) -> Status:
+    """Whether an attack matched its message as well as the truth does.
+
+    Args:
+        rest: ‖L g(x̂) − L g̃‖ over ‖L g̃‖.
+        left: the same at the private image.
+    """
+    if rest <= _MATCHED * left + 1e-3:
+        return OK
+    return Status(
+        "not converged",
+        f"the attack left {rest:.2g} of the message unmatched, where the private image "
+        f"leaves {left:.2g}; it needs more steps or restarts. That it failed does not "
+        f"say that the sample is safe.",
+    )
+
+
+def lpips_net() -> LpipsNet:
+    """The first network whose weights are here; the smallest if none are."""
+    here = [net for net in _LPIPS if weights_file(net).is_file()]
+    return here[0] if here else _LPIPS[-1]

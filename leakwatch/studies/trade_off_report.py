@@ -11,7 +11,7 @@ from leakwatch.reporting.extras import require
 from leakwatch.reporting.frame import html_page
 from leakwatch.reporting.markup import esc, figure_panel, section, table
 from leakwatch.reporting.quantities import HIGHER_LESS, HIGHER_MORE, Quantity
-from leakwatch.reporting.words import count, number
+from leakwatch.reporting.words import count
 from leakwatch.studies.trade_off_grid import NONE
 from leakwatch.studies.trade_off_outcomes import Attacker
 from leakwatch.studies.trade_off_rows import TradeOffRow
@@ -29,6 +29,8 @@ _WHO: Final[dict[Attacker, str]] = {
 
 def trade_off_figure(found: TradeOff) -> Any:
     """Privacy against utility: a line for each defense, a point for each budget.
+
+    Mixtures have a point for each coefficient.
 
     Accuracy to the right; a menu chooses what exposure is measured by. The star is
     training without a defense. What is not known is not drawn, and named below.
@@ -49,7 +51,7 @@ def trade_off_figure(found: TradeOff) -> Any:
         layouts[quantity.name] = {"yaxis.title.text": plotting.axis_title(quantity)}
     figure = plotting.new_figure(
         "Privacy against utility",
-        f"a point is one budget ({found.unit}); star: no defense; "
+        f"a point is one budget ({found.unit}){_mixing(found)}; star: no defense; "
         f"attacked: {found.settings.get('attack', '')}",
         480,
     )
@@ -86,7 +88,7 @@ def trade_off_page(found: TradeOff) -> str:
         f'<p class="soft">Attackers:</p><ul class="limits">{who}</ul>',
         '<p class="soft">PSNR: higher = more exposed; medians over samples, and the '
         "most exposed one. Not known is not safe. Every message that is attacked is "
-        "the gradient of one sample.</p>",
+        f"the gradient of one sample.{_asked(found)}</p>",
         f'<p class="soft">{esc(settings)}</p>',
     )
     seeds = len({cell.seed for cell in found.cells})
@@ -103,6 +105,18 @@ def trade_off_page(found: TradeOff) -> str:
         ),
         body=body,
     )
+
+
+def _mixing(found: TradeOff) -> str:
+    """What the points of mixtures are, where there are any."""
+    mixed = any(cell.coefficient is not None for cell in found.cells)
+    return ", of mixtures one coefficient" if mixed else ""
+
+
+def _asked(found: TradeOff) -> str:
+    """How many of them there are of each sample, where these are several."""
+    queries = found.settings.get("queries", 1)
+    return f" Each was asked for {queries} times." if queries != 1 else ""
 
 
 def _quantities(found: TradeOff) -> list[tuple[Quantity, list[float]]]:
@@ -159,8 +173,7 @@ def _lines(
 def _hover(row: TradeOffRow, unit: str) -> str:
     missing = sum(row.inconclusive.values())
     return (
-        plotting.text(row.defense)
-        + (f", {number(row.budget)} {unit}" if row.budget else "")
+        plotting.text(row.setting.words(unit))
         + f"<br>accuracy {row.accuracy:.3f}"
         + (f"<br>{missing} attacks inconclusive" if missing else "")
         + (f"<br>{row.failed} of {row.cells} runs failed" if row.failed else "")

@@ -50,10 +50,10 @@ class TradeOff:
 
     @property
     def summary(self) -> tuple[TradeOffRow, ...]:
-        """One row for each defense and budget, over all seeds."""
+        """One row for each defense and budget, or coefficient, over all seeds."""
         groups: dict[tuple[str, float], list[Cell]] = {}
         for cell in self.cells:
-            groups.setdefault((cell.defense, cell.budget), []).append(cell)
+            groups.setdefault(cell.setting.key, []).append(cell)
         order = {name: i for i, name in enumerate(self.defenses)}
         ordered = sorted(groups, key=lambda key: (order[key[0]], key[1]))
         return tuple(
@@ -134,6 +134,7 @@ def _sample(
     row: dict[str, object] = {
         "defense": cell.defense,
         "budget": cell.budget,
+        "coefficient": cell.coefficient,
         "seed": cell.seed,
         "sample": attacked.sample,
         "label": attacked.label,

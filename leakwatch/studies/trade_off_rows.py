@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import final
 
 from leakwatch.status import OK, Status
+from leakwatch.studies.trade_off_grid import Setting
 from leakwatch.studies.trade_off_outcomes import Attacked, Attacker
 
 __all__ = ["Applied", "Cell", "TradeOffRow", "finite_or_none"]
@@ -41,12 +42,13 @@ class Cell:
 
     Attributes:
         defense: its name, ``"none"`` without.
-        budget: in the unit of the grid; 0 without a defense.
+        budget: in the unit of the grid; 0 without a defense, NaN for mixtures.
         seed: of data order and noise.
         accuracy: on test data, in [0, 1]; NaN if the cell failed before.
         attacked: by sample; empty if the cell failed.
         applied: in training; ``None`` without a defense, or if it is not known.
         status: ``failed`` with the reason, of a cell that says nothing.
+        coefficient: of mixtures, the share of the private sample; ``None`` for others.
     """
 
     defense: str
@@ -56,6 +58,12 @@ class Cell:
     attacked: tuple[Attacked, ...] = ()
     applied: Applied | None = None
     status: Status = OK
+    coefficient: float | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """The setting of the defense."""
+        return Setting(self.defense, self.budget, self.coefficient)
 
 
 @final
@@ -68,7 +76,8 @@ class TradeOffRow:
 
     Attributes:
         defense: its name.
-        budget: in the unit of the grid.
+        budget: in the unit of the grid; NaN for mixtures, of which none is asked.
+        coefficient: of mixtures, the share of the private sample; ``None`` for others.
         seed: of a single cell; ``None`` over all seeds.
         accuracy: mean over seeds.
         psnr: attacker → median over samples and seeds, dB; NaN where the attack was
@@ -90,6 +99,7 @@ class TradeOffRow:
 
     defense: str
     budget: float
+    coefficient: float | None
     seed: int | None
     accuracy: float
     psnr: Mapping[Attacker, float]
@@ -131,6 +141,7 @@ class TradeOffRow:
         return cls(
             defense=cells[0].defense,
             budget=cells[0].budget,
+            coefficient=cells[0].coefficient,
             seed=seed,
             accuracy=_mean([c.accuracy for c in cells]),
             psnr={
@@ -157,11 +168,17 @@ class TradeOffRow:
             status=str(failed[0].status) if failed else "ok",
         )
 
+    @property
+    def setting(self) -> Setting:
+        """The setting of the defense."""
+        return Setting(self.defense, self.budget, self.coefficient)
+
     def flat(self) -> dict[str, object]:
         """Column → value, NaN as ``None``: a row of a CSV file or a data frame."""
         out: dict[str, object] = {
             "defense": self.defense,
             "budget": self.budget,
+            "coefficient": self.coefficient,
             "seed": self.seed,
             "accuracy": self.accuracy,
         }

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack
@@ -17,17 +17,18 @@ from leakwatch.defenses.budget import Unit
 from leakwatch.defenses.checks import check_count, check_number
 from leakwatch.gradients import Criterion
 from leakwatch.isolation import isolated_rng
-from leakwatch.status import Status, describe_error
+from leakwatch.status import OK, Status, describe_error
 from leakwatch.studies.initializations import chosen_seeds
 from leakwatch.studies.paper_attacks import engine
 from leakwatch.studies.trade_off_attack import ProbeAttack
 from leakwatch.studies.trade_off_grid import (
-    NONE,
     MakeDefense,
+    Setting,
     named_budgets,
     named_defenses,
+    named_mixtures,
 )
-from leakwatch.studies.trade_off_outcomes import ATTACKERS, Attacker
+from leakwatch.studies.trade_off_outcomes import ATTACKERS, Attacked, Attacker
 from leakwatch.studies.trade_off_result import TradeOff
 from leakwatch.studies.trade_off_rows import Applied, Cell, TradeOffRow
 from leakwatch.studies.trade_off_table import decibels
@@ -59,6 +60,9 @@ def trade_off(
     ),
     budgets: Sequence[float | Budget] = (0.1, 1.0),
     unit: Unit = "relative",
+    mixup: Sequence[float] = (),
+    partners: tuple[Float[Tensor, "m ..."], Shaped[Tensor, "m ..."]] | None = None,
+    queries: int = 1,
     seeds: int | Sequence[int] = 1,
     attack: str | Attack = "gauss-newton",
     steps: int = 40,
@@ -101,6 +105,14 @@ def trade_off(
             a :class:`leakwatch.defenses.Budget` by name.
         budgets: numbers in ``unit``, or budgets of one unit.
         unit: ``"relative"`` to ‖g‖, ``"norm"``, or ``"std"`` of each entry.
+        mixup: coefficients α of :class:`leakwatch.defenses.MixUp`, each compared beside
+            the defenses as ``"mixup"``; its ‖δ‖ follows from the samples and is
+            measured. With coefficients ``defenses`` may be empty.
+        partners: samples and labels that these are mixed with, in training and in
+            attacks: public ones or others of the training data, none of them ``x``.
+        queries: K, how often a server asks for the gradient of the same sample at the
+            same weights. Attackers take the mean of the answers; who knows of mixtures
+            attacks each, takes the partners off and then the mean.
         seeds: of data order and noise; a number stands for 0, 1, 2, …
         attack: ``"gauss-newton"``, another preset, or an attack object. Gauss–Newton
             without a prior gets that of the samples.
@@ -109,7 +121,7 @@ def trade_off(
             :data:`leakwatch.studies.trade_off_outcomes.Attacker`.
         start: where attacks begin; ``"near"`` is the worst case, in which directions
             that a message does not show stay near the truth unless a prior is told of
-            noise.
+            noise. Who knows of mixtures begins near the mixture.
         radius: of a near start, network-input units.
         restarts: tries for each message.
         directions: how many ``eigen-smallest`` hides.
@@ -162,25 +174,28 @@ def trade_off(
         prior_std=check_number("prior_std", spread),
         prior_mean=prior_mean,
         criterion=criterion,
+        queries=check_count("queries", queries),
     )
     attacking.check(module)
-    made = named_defenses(
-        defenses,
-        directions=directions,
-        box=check_number("box", spread if box is None else box) / attacking.scale,
-    )
-    plan: list[tuple[str, float, Defense | None]] = [(NONE, 0.0, None)]
+    mixtures = named_mixtures(mixup, partners, x)
+    made: dict[str, MakeDefense] = {}
+    if defenses or not mixtures:
+        made = named_defenses(
+            defenses,
+            directions=directions,
+            box=check_number("box", spread if box is None else box) / attacking.scale,
+        )
+    plan: list[tuple[Setting, Defense | None]] = [(Setting(), None)]
     plan += [
-        (name, budget.value, make(budget))
+        (Setting(name, budget.value), make(budget))
         for name, make in made.items()
         for budget in grid
     ]
+    plan += mixtures
     cells = []
     for seed in chosen_seeds(seeds):
-        for name, value, defense in plan:
-            cell = _cell(
-                module, train, accuracy, attacking, (name, value, seed), defense
-            )
+        for setting, defense in plan:
+            cell = _cell(module, train, accuracy, attacking, setting, seed, defense)
             cells.append(cell)
             if progress is not None:
                 progress(_line(cell, attacking.attackers, grid[0].unit))
@@ -195,6 +210,7 @@ def trade_off(
             "start": start,
             "restarts": restarts,
             "samples": len(x),
+            "queries": queries,
             "directions": directions,
             "box": spread if box is None else box,
             "prior_std": spread,
@@ -209,12 +225,14 @@ def _cell(
     train: TrainUnder,
     accuracy: Accuracy,
     attacking: ProbeAttack,
-    place: tuple[str, float, int],
+    setting: Setting,
+    seed: int,
     defense: Defense | None,
 ) -> Cell:
     """One cell; an exception becomes its status."""
-    seed = place[2]
     reached, applied = math.nan, None
+    attacked: tuple[Attacked, ...] = ()
+    status = OK
     try:
         net = copy.deepcopy(module)
         with isolated_rng(seed):
@@ -222,9 +240,17 @@ def _cell(
         reached = float(accuracy(net))
         attacked = attacking.run(net, defense, seed)
     except Exception as error:
-        failed = Status("failed", describe_error(error))
-        return Cell(*place, accuracy=reached, applied=applied, status=failed)
-    return Cell(*place, accuracy=reached, attacked=attacked, applied=applied)
+        status = Status("failed", describe_error(error))
+    return Cell(
+        setting.defense,
+        setting.budget,
+        seed,
+        accuracy=reached,
+        attacked=attacked,
+        applied=applied,
+        status=status,
+        coefficient=setting.coefficient,
+    )
 
 
 def _chosen(attackers: Sequence[Attacker]) -> tuple[Attacker, ...]:
@@ -238,7 +264,7 @@ def _chosen(attackers: Sequence[Attacker]) -> tuple[Attacker, ...]:
 
 
 def _line(cell: Cell, attackers: tuple[Attacker, ...], unit: Unit) -> str:
-    name = cell.defense + (f" {cell.budget:g} {unit}" if cell.budget else "")
+    name = cell.setting.words(unit)
     if not cell.status.usable:
         return f"{name}, seed {cell.seed}: {cell.status}"
     row = TradeOffRow.of([cell], attackers, cell.seed)

@@ -37,8 +37,8 @@ def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in found.summary:
         cells = [
-            row.defense,
-            "–" if row.defense == NONE else number(row.budget),
+            row.defense if row.coefficient is None else row.setting.words(),
+            "–" if _unasked(row) else number(row.budget),
             "–" if row.defense == NONE else _number(row.training_relative),
             _UNKNOWN if math.isnan(row.accuracy) else f"{100 * row.accuracy:.1f} %",
             _number(row.message_relative),
@@ -75,12 +75,25 @@ def text_table(found: TradeOff) -> str:
 
 
 def notes(found: TradeOff) -> list[str]:
-    """What failed, a sentence for each defense and budget.
+    """What to know of all rows, and what failed, a sentence for each of them.
 
     Args:
         found: the trade-off.
     """
-    return [note for row in found.summary for note in _notes(row, found.unit)]
+    queries = found.settings.get("queries", 1)
+    first = []
+    if queries != 1:
+        first.append(
+            f"every message was asked for {queries} times at the same weights, and "
+            "attackers take the mean"
+        )
+    if any(row.coefficient is not None for row in found.summary):
+        first.append(
+            "α is the share of the sample in a mixture, of which no ‖δ‖ is asked; the "
+            "adaptive attacker knows whom it was mixed with, the estimating one takes "
+            "the mean image for that"
+        )
+    return first + [note for row in found.summary for note in _notes(row, found.unit)]
 
 
 def decibels(value: float) -> str:
@@ -94,7 +107,8 @@ def decibels(value: float) -> str:
 
 
 def _notes(row: TradeOffRow, unit: Unit) -> list[str]:
-    name = row.defense if not row.budget else f"{row.defense} at {number(row.budget)}"
+    plain = row.coefficient is not None or not row.budget
+    name = row.setting.words() if plain else f"{row.defense} at {number(row.budget)}"
     out = []
     consumed = row.training_relative
     if unit == "relative" and abs(consumed - row.budget) > _OFF * row.budget:
@@ -111,6 +125,11 @@ def _notes(row: TradeOffRow, unit: Unit) -> list[str]:
                 "messages, which does not say that they are safe"
             )
     return out
+
+
+def _unasked(row: TradeOffRow) -> bool:
+    """Whether its ‖δ‖ was not asked for."""
+    return row.defense == NONE or row.coefficient is not None
 
 
 def _predicts(found: TradeOff, who: Attacker) -> bool:

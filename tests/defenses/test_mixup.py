@@ -3,11 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from score_problems import Oracle, Problem
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakwatch import score
-from leakwatch.defenses import Mixing, MixUp, Samples
+from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
+from leakwatch.defenses import Mixing, MixUp, Samples, observed
 from leakwatch.gradients import GradientMap
+from leakwatch.jacobian import GradientJacobian
 
 
 def mixing_of(mixup: MixUp, samples: Samples) -> Mixing:
@@ -119,6 +122,98 @@ def test_what_is_mixed_can_be_unmixed(problem: Problem, samples: Samples) -> Non
     error = 0.03 * torch.ones_like(problem.pixels)
     off = mixing.unmixed(mixing.mixed + error) - problem.pixels
     torch.testing.assert_close(off, error / 0.3)
+
+
+def own_criterion(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(module(x), y, reduction="none", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_map_of_the_mixed_loss(own: bool, problem: Problem) -> None:
+    """Its value at the mixture is the message, its J the mixture of both."""
+    at = GradientMap(problem.net, own_criterion if own else None, dtype=torch.float64)
+    samples = Samples(at, problem.pixels, problem.y)
+    made = MixUp(0.7).protect(
+        samples.gradient, generator=torch.Generator(), samples=samples
+    )
+    mixing = made.knowledge.mixing
+    assert mixing is not None
+    for row in range(2):
+        one = slice(row, row + 1)
+        seen = observed(at, made, row)
+        x = mixing.mixed[one]
+        torch.testing.assert_close(
+            seen.gradients(x, problem.y[one]), seen.message, rtol=1e-10, atol=1e-14
+        )
+        assert torch.equal(seen.message, made.gradient[one])
+        eye = torch.eye(64).double()
+        j = 0.7 * at.dense(x[0], problem.y[row], eye)
+        j = j + 0.3 * at.dense(x[0], mixing.partner_labels[row], eye)
+        jacobian = GradientJacobian(seen.gradients, x, problem.y[one])
+        torch.testing.assert_close(jacobian.dense(0), j.T, rtol=1e-9, atol=1e-13)
+        h = jacobian.gram(0).h * jacobian.scale[0] ** 2
+        torch.testing.assert_close(h, j @ j.T, rtol=1e-9, atol=1e-13)
+
+
+def test_who_matches_the_mixed_loss_finds_the_mixture(
+    problem: Problem, samples: Samples
+) -> None:
+    made = MixUp(0.7).protect(
+        samples.gradient, generator=torch.Generator(), samples=samples
+    )
+    mixing = made.knowledge.mixing
+    assert mixing is not None
+    seen, mine = observed(samples.gradients, made, 1), mixing.select(1)
+    found = GaussNewton(box=False, logits=False, fast=False, steps=12).run(
+        seen.gradients,
+        SharedGradient(seen.message, problem.y[1:, None], (1, 8, 8)),
+        pixels=PixelScale.unknown(),
+        start=Start.near(mine.mixed, 0.01),
+        seed=0,
+    )
+    error = (mine.unmixed(found.images) - problem.pixels[1:]).abs().max()
+    assert float(error) < 1e-8
+
+
+def test_labels_that_are_not_mixed_leave_the_map_alone(samples: Samples) -> None:
+    mixing = mixing_of(MixUp(0.7, mix_labels=False), samples)
+    assert mixing.gradient_map(samples.gradients, 0) is samples.gradients
+
+
+def test_maps_that_can_not_be_mixed(samples: Samples) -> None:
+    mixing = mixing_of(MixUp(0.7), samples)
+    with pytest.raises(IndexError, match="row 2 of 2 mixtures"):
+        mixing.gradient_map(samples.gradients, 2)
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+    own = GradientMap(samples.gradients.module, Weighted())
+    with pytest.raises(ValueError, match="parameters of its own"):
+        mixing.gradient_map(own, 0)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_what_the_mean_image_leaves_of_the_partner(queries: int) -> None:
+    """Over all partners, or all pairs of them, exactly."""
+    stream = torch.Generator().manual_seed(3)
+    public = torch.rand(5, 1, 2, 3, generator=stream).double()
+    x, alpha = torch.rand(1, 1, 2, 3, generator=stream).double(), 0.6
+    labels = torch.zeros(1, dtype=torch.long)
+    r = float(public.var(0, correction=0).mean().sqrt())
+
+    def mixed(partner: Tensor) -> Mixing:
+        coefficient = torch.tensor([alpha]).double()
+        return Mixing(x, labels, partner[None], labels, coefficient)
+
+    each = [mixed(p).unmixed(mixed(p).mixed, public.mean(0)) for p in public]
+    if queries == 2:
+        each = [(a + b) / 2 for a in each for b in each]
+    errors = torch.stack([(found - x).square().mean() for found in each])
+    expected = mixed(public[0]).background_error(r, queries)
+    torch.testing.assert_close(errors.mean(), expected[0], rtol=1e-12, atol=0.0)
 
 
 def test_bad_arguments(samples: Samples) -> None:

@@ -212,11 +212,27 @@ def test_a_waterfilled_direction_has_the_error_of_the_box(samples: Samples) -> N
     torch.testing.assert_close(prior.adaptive, torch.full_like(found.naive, 32.0))
 
 
-def test_mixing_is_no_matter_of_noise(samples: Samples) -> None:
-    made = protected(MixUp(0.9), samples)
-    found = predicted_errors(made, samples)
-    assert bool(found.adaptive.isnan().all())
-    assert bool((found.naive > 0).all())
+def test_who_knows_the_partner_misses_what_the_mixture_does_not_show(
+    samples: Samples, partial: Samples
+) -> None:
+    for prior_std in (None, R):
+        found = predicted_errors(
+            protected(MixUp(0.9), samples), samples, prior_std=prior_std
+        )
+        assert found.adaptive.tolist() == [0.0, 0.0]
+        assert found.adaptive_hidden.tolist() == [0, 0]
+        assert bool((found.naive > 0).all())
+    made = protected(MixUp(0.9), partial)
+    mixing = made.knowledge.mixing
+    assert mixing is not None
+    for row in range(2):
+        at = mixing.gradient_map(partial.gradients, row)
+        j = at.dense(mixing.mixed[row], mixing.y[row], torch.eye(64).double())
+        hidden = 64 - int(torch.linalg.matrix_rank(j))
+        assert hidden > 40
+        found = predicted_errors(made, partial, prior_std=R)
+        assert int(found.adaptive_hidden[row]) == hidden
+        assert float(found.adaptive[row]) == pytest.approx(hidden * R**2, rel=1e-12)
 
 
 def test_bad_arguments(samples: Samples) -> None:

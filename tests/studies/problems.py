@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from leakwatch import cross_entropy
+from leakwatch.attacks import GaussNewton
+from leakwatch.studies.trade_off_attack import ProbeAttack
 
 PIXELS = 6
+FAST = GaussNewton(steps=15, patience=4, prior_mean=torch.full((1, 2, 3), 0.5))
 
 
 def network(hidden: int = 9, seed: int = 0) -> nn.Sequential:
@@ -42,3 +48,24 @@ def eigenvalues(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     jacobian = torch.autograd.functional.jacobian(gradient, x.double())
     matrix = jacobian.reshape(-1, x.numel())
     return torch.linalg.eigvalsh(matrix.T @ matrix).flip(0)
+
+
+def attack_of(x: Tensor, y: Tensor, **changed: Any) -> ProbeAttack:
+    """From beside the truth, by who does not and who does know the defense."""
+    made = ProbeAttack(
+        x=x,
+        y=y,
+        index=tuple(range(len(x))),
+        engine=FAST,
+        attackers=("naive", "adaptive"),
+        start="near",
+        radius=0.02,
+        restarts=1,
+        mean=None,
+        std=None,
+        data_range=1.0,
+        prior_std=0.3,
+        prior_mean=None,
+        criterion=None,
+    )
+    return replace(made, **changed)

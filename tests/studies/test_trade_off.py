@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.attacks import FirstOrder, GaussNewton
+from leakwatch.attacks import FirstOrder
 from leakwatch.defenses import (
     DPSGD,
     Budget,
     Defense,
     EigenNoise,
     GaussianNoise,
-    MixUp,
     PruningToBudget,
     Samples,
     Single,
@@ -29,13 +28,12 @@ from leakwatch.defenses import (
 from leakwatch.gradients import GradientMap
 from leakwatch.status import OK, Status
 from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff, trade_off
-from leakwatch.studies.trade_off_attack import CEILING, ProbeAttack
 from leakwatch.studies.trade_off_grid import DEFENSES, named_budgets, named_defenses
 from leakwatch.studies.trade_off_knowledge import informed, reimagined, share
+from leakwatch.studies.trade_off_prediction import CEILING
 from leakwatch.studies.trade_off_rows import TradeOffRow
-from studies.problems import network, samples
+from studies.problems import FAST, attack_of, network, samples
 
-FAST = GaussNewton(steps=15, patience=4, prior_mean=torch.full((1, 2, 3), 0.5))
 GRID: dict[str, Any] = {
     "defenses": ["gaussian", "pruning", "eigen-smallest"],
     "budgets": [0.0, 0.3],
@@ -200,26 +198,6 @@ def test_predictions_are_those_of_the_linearised_attackers() -> None:
         )
 
 
-def attack_of(x: Tensor, y: Tensor, **changed: Any) -> ProbeAttack:
-    made = ProbeAttack(
-        x=x,
-        y=y,
-        index=tuple(range(len(x))),
-        engine=FAST,
-        attackers=("naive", "adaptive"),
-        start="near",
-        radius=0.02,
-        restarts=1,
-        mean=None,
-        std=None,
-        data_range=1.0,
-        prior_std=0.3,
-        prior_mean=None,
-        criterion=None,
-    )
-    return replace(made, **changed)
-
-
 def test_who_drops_a_noised_direction_sees_all_but_that() -> None:
     """What the direction carried is the distance from the prior's mean along it."""
     x, y = samples(1)
@@ -278,22 +256,22 @@ def test_who_imagines_the_true_image_knows_all() -> None:
     shared = share(noise, at, 0)
     knows = informed(at, shared, 1)
     guesses = reimagined(noise, shared, at, 1, at.x[1:], 0)
-    torch.testing.assert_close(guesses.message, knows.message, rtol=1e-9, atol=1e-12)
-    assert guesses.noise_std == pytest.approx(knows.noise_std, rel=1e-9)
-    other = reimagined(noise, shared, at, 1, at.x[:1], 0)
-    assert float((other.message - knows.message).norm()) > 1e-3
+    found, wanted = guesses.given, knows.given
+    torch.testing.assert_close(found.message, wanted.message, rtol=1e-9, atol=1e-12)
+    assert found.noise_std == pytest.approx(wanted.noise_std, rel=1e-9)
+    other = reimagined(noise, shared, at, 1, at.x[:1], 0).given
+    assert float((other.message - wanted.message).norm()) > 1e-3
     took = attack_of(x, y, attackers=("estimating",)).run(network(), noise, 0)
     assert [list(a.outcomes) for a in took] == [["estimating"]] * 2
     assert all(math.isnan(a.outcomes["estimating"].predicted) for a in took)
 
 
 def test_what_an_attack_cannot_do_is_not_computed() -> None:
-    x, y = samples(2)  # mixtures take two
+    x, y = samples(2)
     net = network().double()
-    got = attack_of(x, y).run(net, MixUp(0.7), 0)
-    assert got[0].outcomes["adaptive"].status.word == "not computed"
-    assert math.isnan(got[0].outcomes["adaptive"].psnr)
     clipped = attack_of(x, y).run(net, DPSGD(1e-2, 0.0), 0)
+    assert clipped[0].outcomes["adaptive"].status.word == "not computed"
+    assert math.isnan(clipped[0].outcomes["adaptive"].psnr)
     assert "distance='cosine'" in clipped[0].outcomes["adaptive"].status.reason
     cosine = FirstOrder(name="l2", distance="l2", steps=5)
     able = attack_of(x, y, engine=cosine).run(net, DPSGD(1e-2, 0.0), 0)
