@@ -12,7 +12,10 @@ by Gauss–Newton. ``leakwatch.trade_off`` does it all; ``--out`` keeps its file
 ``--epochs 0 --train-steps 1 --lr 0`` attacks the untrained network; ``--no-box`` leaves
 the attackers without the range of pixels. ``--curvature`` attacks nothing: it says how
 far the gradient moves, to first order and beyond, when the first test image moves along
-all directions that ``waterfill`` hides.
+all directions that ``waterfill`` hides. ``--moved`` attacks nothing either: it says how
+much of the images ``input_space`` hides at each budget from who inverts the gradient
+exactly, beside images that are moved less in the same directions instead of as far in
+fewer; ``--out`` shows what is left, a row for each budget below the originals.
 
 The data are found through ``LEAKWATCH_TEST_DATA``: a folder with ``MNIST/raw``, and
 ``cifar10.npz`` with train_images, train_labels, test_images and test_labels.
@@ -32,11 +35,21 @@ import torch
 from networks import pixels
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.utils import save_image
 
 from leakwatch import trade_off
 from leakwatch.attacks import GaussNewton
 from leakwatch.cli.trade_training import LightningTraining, accuracy_on
-from leakwatch.defenses import Budget, EigenNoise, Samples, Waterfill, observed
+from leakwatch.defenses import (
+    Budget,
+    EigenNoise,
+    InputSpace,
+    InRange,
+    Samples,
+    Waterfill,
+    observed,
+)
+from leakwatch.defenses.moving import Moves
 from leakwatch.gradients import GradientMap
 from leakwatch.models import LitClassifier, initialize
 from leakwatch.spectrum.operators import random_vector
@@ -142,6 +155,60 @@ def curvature(lit: LitClassifier, data: Images, x: Tensor, y: Tensor, b: float) 
         print(f"  {times:5g}", *(f"{float(v.norm()):.2g}" for v in sizes), sep="  ")
 
 
+def moved(at: Samples, data: Images, box: float, b: float) -> Tensor:
+    """Prints how far images may move at a real ‖δ‖ of b ‖g‖, in two ways.
+
+    What the first leaves to who inverts it and knows the prior comes back, as pixels.
+    """
+    total = (b * at.gradient.norm(dim=1)).square()
+    r, prior = box / data.std, data.prior_std / data.std
+    space = InputSpace(r)
+    mean = data.scaled(data.x.mean(0)).double().flatten()
+    asked = space.covariance(at, total)
+    xi = asked.standard(torch.Generator().manual_seed(0))
+
+    def fewer(t: Tensor) -> InRange:
+        return space.covariance(at, t)
+
+    def less(t: Tensor) -> InRange:
+        scale = (t / total)[:, None]
+        return InRange(at, asked.variance * scale, exact=True)
+
+    linear = asked.changed(xi).norm(dim=1) / at.gradient.norm(dim=1)
+    nothing = -10 * ((at.x.flatten(1) - mean) * data.std).square().mean(1).log10()
+    print(
+        f"{b:g} asked; without a search {_range(linear, '.3g')}; the mean image alone "
+        f"{_range(nothing, '.1f')} dB"
+    )
+    for name, spread in (("all of them less", less), ("fewer directions", fewer)):
+        moves = Moves(spread, xi)
+        found = spread(moves.alone(total))
+        size = found.changed(xi).norm(dim=1) / at.gradient.norm(dim=1)
+        a = found.image(xi)
+        plain = -10 * (a * data.std).square().mean(1).log10()
+        # Knows by how much each u_i was moved, and the prior of the attacks.
+        u, lam = at.basis.directions, at.basis.visible
+        variance = found.variance / torch.where(lam > 0, lam, 1.0)
+        off = torch.einsum("nij,ni->nj", u, at.x.flatten(1) + a - mean)
+        kept = torch.einsum("nij,nj->ni", u, off * prior**2 / (prior**2 + variance))
+        error = (kept + mean - at.x.flatten(1)) * data.std
+        shrunk = -10 * error.square().mean(1).log10()
+        hidden = (variance >= r**2 * (1 - 1e-9)).sum(1).double()
+        print(
+            f"  {name}: |delta|/|g| {_range(size, '.3g')}; hidden "
+            f"{_range(hidden, '.0f')}; exact inversion {_range(plain, '.1f')} dB, "
+            f"and with the prior {_range(shrunk, '.1f')} dB",
+            flush=True,
+        )
+    left: Tensor = ((kept + mean) * data.std + data.mean).view_as(at.x)
+    return left
+
+
+def _range(values: Tensor, form: str) -> str:
+    low, mid, high = (float(f(values)) for f in (torch.min, torch.median, torch.max))
+    return f"{mid:{form}} ({low:{form}} to {high:{form}})"
+
+
 def main() -> None:
     """Measures, prints the table, keeps the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -159,6 +226,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--no-box", action="store_true")
     parser.add_argument("--curvature", action="store_true")
+    parser.add_argument("--moved", action="store_true")
+    parser.add_argument("--box", type=float, help="R, pixels; as the prior has it")
     parser.add_argument("--start", default="near")
     parser.add_argument("--directions", type=int, default=50)
     parser.add_argument("--test", type=int, default=2000)
@@ -182,6 +251,15 @@ def main() -> None:
     if args.curvature:
         curvature(lit, data, u[chosen[:1]], v[chosen[:1]], args.budgets[0])
         return
+    if args.moved:
+        x = data.scaled(u[chosen]).double()
+        at = Samples(GradientMap(lit, dtype=torch.float64), x, v[chosen])
+        left = [moved(at, data, args.box or data.prior_std, b) for b in args.budgets]
+        if args.out:
+            shown = torch.cat([u[chosen].double(), *left]).clamp(0, 1)
+            large = nn.functional.interpolate(shown, scale_factor=4)
+            save_image(large, args.out, nrow=len(chosen))
+        return
     began = time.process_time()
     found = trade_off(
         lit,
@@ -197,6 +275,7 @@ def main() -> None:
         start=args.start,
         radius=0.1 / data.std,
         directions=args.directions,
+        box=args.box,
         mean=[data.mean] * u.shape[1],
         std=[data.std] * u.shape[1],
         prior_std=data.prior_std,

@@ -224,6 +224,11 @@ class DefendedFit:
                 f"on what is trained. Use GroupNorm and no dropout, and state the loss "
                 f"that training uses."
             )
+        if self._defense.needs == "jacobian":
+            text += (
+                f"; the noise of {self._defense.name} has the size asked for beside "
+                f"the gradient consumed, but its shape is that of the samples"
+            )
         self._warn("gap", text)
 
     def _compare_processes(self, drawn: Draw) -> None:

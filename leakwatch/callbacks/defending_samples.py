@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -14,15 +13,17 @@ from torch.optim import Optimizer
 
 from leakwatch.callbacks.defending import Draw, consumed, flat
 from leakwatch.callbacks.defending_bases import BasisMemory
+from leakwatch.callbacks.defending_messages import (
+    clip_factor,
+    combination,
+    relative_to,
+)
 from leakwatch.callbacks.observing import observing
-from leakwatch.defenses import Budget, Defense, EigenNoise, Reduction, Samples
+from leakwatch.defenses import Defense, Reduction, Samples
 from leakwatch.defenses.protocol import averaging
 from leakwatch.gradients import GradientMap
 
-__all__ = ["SampleDefense", "clip_factor", "combination"]
-
-# How far a clipped gradient may be from a multiple of the unclipped one.
-_PARALLEL = 1e-3
+__all__ = ["SampleDefense"]
 
 
 @final
@@ -152,8 +153,10 @@ class SampleDefense:
         after: Tensor,
         generator: torch.Generator,
     ) -> Draw:
+        # What is shaped by samples is as large as asked beside the gradient consumed.
+        defense = relative_to(self._defense, float(after.norm()))
         message, clean, mean, variance = combination(
-            self._defense, samples, share, self._reduction, generator
+            defense, samples, share, self._reduction, generator
         )
         # The noise is what matters to one, the message to the other: a gradient in
         # training mode differs from it by something that was neither clipped nor mixed.
@@ -211,81 +214,6 @@ class SampleDefense:
                     "requires_grad=False; set their grad to None when freezing them."
                 )
         return list(chosen.values())
-
-
-def combination(
-    defense: Defense,
-    samples: Samples,
-    share: Float[Tensor, " n"],
-    reduction: Reduction,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """One message for samples that don't have equal parts in it.
-
-    Their gradients, in proportion to their parts, are the rows that the defense
-    combines, so that no part is larger than 1. What that leaves to multiply with is 1
-    for the mean over equal micro-batches; the budget of `EigenNoise` is stated for the
-    message, that of `DPSGD` for a sum or mean before it.
-
-    Args:
-        defense: the defense.
-        samples: the samples.
-        share: the factor on each sample's gradient.
-        reduction: how the loss combines samples of a micro-batch.
-        generator: random stream.
-
-    Returns:
-        Message, clean gradient, expected message, ``(d_θ,)`` each, float64; and
-        E‖noise‖² of the message.
-    """
-    each = samples.gradient
-    if defense.needs == "samples":  # what it shares of each is not a multiple of g
-        made = defense.protect(each, generator=generator, samples=samples)
-        weights, squares = share, share.square()
-    else:
-        parts = share / averaging(len(samples), reduction)
-        most = float(parts.max())
-        rows = each * (parts / most).to(each)[:, None]
-        if isinstance(defense, EigenNoise) and defense.budget.unit != "relative":
-            budget = defense.budget
-            defense = replace(defense, budget=Budget(budget.value / most, budget.unit))
-        made = defense.protect_batch(
-            rows, generator=generator, samples=samples, reduction=reduction
-        )
-        weights = torch.tensor([most], dtype=torch.float64, device=share.device)
-        squares = weights.square()
-    message = weights @ made.gradient.double()
-    clean = weights @ made.clean.double()
-    mean = clean if made.bias is None else clean + weights @ made.bias.double()
-    return message, clean, mean, float(squares.to(made.variance) @ made.variance)
-
-
-def clip_factor(
-    before: Float[Tensor, " d_theta"], after: Float[Tensor, " d_theta"]
-) -> float:
-    """c, where clipping by norm left c · g of a gradient g.
-
-    Args:
-        before: g.
-        after: what clipping left.
-
-    Raises:
-        RuntimeError: if that is no multiple of it.
-
-    Example:
-        >>> clip_factor(torch.tensor([3.0, 4.0]), torch.tensor([1.5, 2.0]))
-        0.5
-    """
-    square = float(before.square().sum())
-    if square == 0 or torch.equal(before, after):
-        return 1.0
-    factor = float(before @ after) / square
-    if float((after - factor * before).norm()) > _PARALLEL * float(after.norm()):
-        raise RuntimeError(
-            "clipping changed the direction of the gradient, so that it is no longer "
-            "that of the samples; clip by norm (gradient_clip_algorithm='norm')."
-        )
-    return factor
 
 
 def _described(batch: Any) -> str:

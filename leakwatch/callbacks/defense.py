@@ -48,12 +48,14 @@ class GradientDefense(Callback):
     *Defenses that look at samples* (`EigenNoise`, `MixUp`, `DPSGD`) get the samples of
     all micro-batches since the last step, their gradients evaluated as
     :class:`leakwatch.GradientMap` does, in inference mode, and combined as the loss
-    combines them. `EigenNoise` adds its noise to the gradient of training, at the size
-    stated for the gradient consumed; what the others make takes that gradient's place,
-    since it would give away what they hide. If the combined gradient is another than
-    that of training (BatchNorm, dropout, another loss), there is a warning, and for
-    `DPSGD` an error at the first step. They need automatic optimisation, one optimiser,
-    one process, and batches ``(x, y)``.
+    combines them. `EigenNoise` adds its noise to the gradient of training, and its
+    relative budget is relative to the gradient consumed, clipped, though its shape is
+    that of the samples (a defense of your own gets the same if its ``needs`` are
+    ``"jacobian"`` and it is a dataclass with a ``budget``); what the others make takes
+    that gradient's place, since it would give away what they hide. If the combined
+    gradient is another than that of training (BatchNorm, dropout, another loss), there
+    is a warning, and for `DPSGD` an error at the first step. They need automatic
+    optimisation, one optimiser, one process, and batches ``(x, y)``.
 
     Whatever can't be right is refused before training; a defense that fails, or a step
     that went past it, stops training. Global random streams are left alone. State is
@@ -69,8 +71,9 @@ class GradientDefense(Callback):
     for each sample to ‖c‖, its length under a basis of now. So √E‖δ‖² is exactly what
     is stated, at two products with J; what is not of now is where it goes: the J u_i
     are no longer orthogonal, and σ_i no longer their lengths. The image of
-    ``"input_space"`` is scaled in the same way, and its budget holds to first order as
-    ever. An allocation of your own must draw by ``samples.basis.push`` or `InRange`.
+    ``"input_space"`` moves along the u_i kept until the gradient of now has moved by
+    the budget. An allocation of your own must draw by ``samples.basis.push`` or
+    `InRange`.
 
     Bases that may serve again are part of checkpoints, for no other way would a resumed
     run draw the noise of an uninterrupted one. That is up to ``basis_memory`` a file,

@@ -204,8 +204,12 @@ class InputSpace:
 
     The twin of :class:`Waterfill` in input space: to first order g(x + a) = g(x) + J a,
     and J a has the covariance of its noise, D_i = λ_i R². The last direction gets
-    √(D_i/λ_i) < R. It costs one gradient, and what is shared is the gradient of an
-    image, which no attacker can tell from a true one. The budget holds to first order.
+    √(D_i/λ_i) < R. What is shared is the gradient of an image, which no attacker can
+    tell from a true one.
+
+    The covariance made here is that of J a. :class:`leakwatch.defenses.EigenNoise`
+    hands it, in place of the budget, whatever makes the real ‖δ‖ the budget in every
+    draw; on trained networks that is much less, and fewer directions are hidden.
 
     Args:
         box: R, in pixels where samples know their scale.

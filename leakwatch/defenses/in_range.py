@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -27,7 +28,8 @@ class InRange:
         samples: whose J it is.
         variance: D_i, ``(n, d_x)``, float64, 0 where a direction is not resolved.
         exact: share g(x + a) instead of g(x) + J a, where J a is the noise: equal to
-            first order in a. D is then the covariance to first order.
+            first order in a. D is then the covariance to first order only, and E‖δ‖²
+            another than its sum; see :class:`leakwatch.defenses.moving.Moves`.
     """
 
     samples: Samples
@@ -57,20 +59,45 @@ class InRange:
             generator: random stream.
             coefficients: what the ξ are.
         """
-        n, size = self.variance.shape
-        xi = standard(n, size, generator, coefficients).to(self.variance.device)
-        return self.basis.to_input(xi * self.variance.sqrt())
+        return self.image(self.standard(generator, coefficients))
 
     def draw(
         self, generator: torch.Generator, coefficients: Coefficients = "gaussian"
     ) -> Float[Tensor, "n d_theta"]:
         """δ = J a for each message, or g(x + a) − g(x)."""
-        a = self.draw_input(generator, coefficients)
-        if not self.exact:
-            return self.samples.jacobian.matvec(a).double()
-        at = self.samples.gradients
-        moved = at(self.samples.moved(a), self.samples.y)
-        return moved.double() - self.samples.gradient.double()
+        xi = self.standard(generator, coefficients)
+        if self.exact:
+            return self.changed(xi)
+        return self.samples.jacobian.matvec(self.image(xi)).double()
+
+    def standard(
+        self, generator: torch.Generator, coefficients: Coefficients = "gaussian"
+    ) -> Float[Tensor, "n d_x"]:
+        """ξ of a draw, one number for each direction, whether it has noise or not."""
+        n, size = self.variance.shape
+        return standard(n, size, generator, coefficients).to(self.variance.device)
+
+    def image(self, xi: Float[Tensor, "n d_x"]) -> Float[Tensor, "n d_x"]:
+        """The image a = Σ ξ_i √(D_i/λ_i) u_i of a draw.
+
+        Args:
+            xi: ξ.
+        """
+        return self.basis.to_input(xi * self.variance.sqrt())
+
+    def changed(
+        self, xi: Float[Tensor, "n d_x"], rows: Sequence[int] | None = None
+    ) -> Float[Tensor, "m d_theta"]:
+        """g(x + a) − g(x), float64: what moving the images by a really does.
+
+        Args:
+            xi: ξ of all samples.
+            rows: of which samples it is wanted; ``None``: of all.
+        """
+        of = slice(None) if rows is None else list(rows)
+        moved = self.samples.moved(self.image(xi))[of]
+        there = self.samples.gradients(moved, self.samples.y[of])
+        return there.double() - self.samples.gradient[of].double()
 
     def along(self, basis: Basis) -> Float[Tensor, "n d_x"]:
         """D_i.

@@ -20,8 +20,8 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from leakwatch.callbacks import GradientDefense, InversionAudit
 from leakwatch.callbacks.defending import Tally
+from leakwatch.callbacks.defending_messages import clip_factor
 from leakwatch.callbacks.defending_refusals import refuse_run
-from leakwatch.callbacks.defending_samples import clip_factor
 from leakwatch.defenses import (
     DPSGD,
     Budget,

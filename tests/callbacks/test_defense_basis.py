@@ -129,7 +129,7 @@ def test_a_batch_has_the_budget_of_its_message_in_the_mean() -> None:
     assert float(torch.stack(squares).mean().sqrt()) == pytest.approx(0.05, rel=0.05)
 
 
-def test_a_moved_image_keeps_its_budget_to_first_order() -> None:
+def test_a_moved_image_keeps_its_size_to_first_order() -> None:
     then, now, _ = later(BasisMemory(2))
     total = torch.full((4,), 1e-4, dtype=torch.float64)
     noise = InputSpace(0.1).covariance(now, total)
@@ -143,6 +143,19 @@ def test_a_moved_image_keeps_its_budget_to_first_order() -> None:
     at = now.gradients
     expected = at(now.x + a.view(now.x.shape), now.y) - at(now.x, now.y)
     torch.testing.assert_close(delta, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_moved_image_has_its_budget_in_kept_directions() -> None:
+    _, now, _ = later(BasisMemory(2))
+    noise = EigenNoise(Budget(0.2, "relative"), InputSpace(2.0))
+    for seed in range(3):
+        made = noise.protect(
+            now.gradient, generator=torch.Generator().manual_seed(seed), samples=now
+        )
+        sizes = made.delta.norm(dim=1) / now.gradient.norm(dim=1)
+        torch.testing.assert_close(
+            sizes, torch.full((4,), 0.2).double(), rtol=1e-3, atol=0.0
+        )
 
 
 def test_samples_without_a_kept_basis_get_noise_as_ever() -> None:

@@ -35,10 +35,11 @@ def test_every_allocation_spends_its_budget(name: str, samples: Samples) -> None
     made = protected(noise, samples)
     assert noise.name == f"eigen-{name}"
     expected = 1e-6 * samples.gradient.square().sum(1)
-    torch.testing.assert_close(made.variance, expected, rtol=1e-9, atol=0.0)
-    # Signs: the norm does not vary; for input_space to first order.
+    # Signs: the norm does not vary. That of input_space is looked for, to 0.1 %.
+    exact = 2.1e-3 if name == "input_space" else 1e-9
+    torch.testing.assert_close(made.variance, expected, rtol=exact, atol=0.0)
     square = made.delta.square().sum(1)
-    torch.testing.assert_close(square, expected, rtol=1e-2, atol=0.0)
+    torch.testing.assert_close(square, expected, rtol=max(exact, 1e-6), atol=0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,8 +92,10 @@ def test_input_space_is_waterfill_to_first_order(samples: Samples) -> None:
     gaps = []
     for size in (2e-3, 1e-3):
         budget = Budget(size, "relative")
-        linear = protected(EigenNoise(budget, Waterfill(0.5)), samples).delta
-        exact = protected(EigenNoise(budget, InputSpace(0.5)), samples).delta
+        linear, exact = (
+            protected(EigenNoise(budget, allocation, "sign"), samples).delta
+            for allocation in (Waterfill(0.5), InputSpace(0.5))
+        )
         gaps.append(float((exact - linear).norm() / linear.norm()))
     assert gaps[0] < 0.05
     assert gaps[1] == pytest.approx(gaps[0] / 2, rel=0.1)
