@@ -231,9 +231,11 @@ def main() -> None:
     parser.add_argument("--start", default="near")
     parser.add_argument("--directions", type=int, default=50)
     parser.add_argument("--test", type=int, default=2000)
+    parser.add_argument("--size", type=int, help="pixels to a side")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    SIZE[args.data] = args.size or SIZE[args.data]
     warnings.filterwarnings("ignore", module="lightning")
     data = Images(args.data, 12_000, args.batch, args.test)
     lit = begun(args.data, data, args.epochs)

@@ -8,8 +8,8 @@ Every sample is scored at its client's surrogate (``leakwatch.score_update``), t
 clients are attacked by SME, from a random start or beside the samples. Prints
 Spearman's correlation, with 95 % bootstrap intervals, of each score with the PSNR of
 each sample after optimal assignment, over all samples of all clients, and the predicted
-beside the achieved median PSNR. Image contrast and total variation stand beside the scores: what a score
-has to beat.
+beside the achieved median PSNR. Image contrast and total variation stand beside the
+scores: what a score has to beat.
 """
 
 from __future__ import annotations

@@ -118,6 +118,16 @@ class Convolution(_Convolution):
         size = self.shape[2], self.shape[3]
         return _unfolded(a, size, self.stride, self.padding, self.dilation)
 
+    def fold(self, columns: Tensor, a: Tensor, delta: Tensor) -> Tensor:
+        """Patches added up to an image, the adjoint of :meth:`patches`.
+
+        Args:
+            columns: their numbers, in the order of :meth:`patches`.
+            a: gives shape and memory format of the image.
+            delta: gives the number of places, ``(n, out, height, width)``.
+        """
+        return self._fold(columns, a, delta)
+
     def _fold(self, columns: Tensor, a: Tensor, delta: Tensor) -> Tensor:
         """Adds patches up to an image, the adjoint of unfolding."""
         (kh, kw), (sh, sw) = self.shape[2:], self.stride

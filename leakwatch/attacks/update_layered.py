@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from leakwatch.attacks.known_layers import NotLayerwiseError, known_layers
 from leakwatch.attacks.quiet import is_quiet
+from leakwatch.attacks.update_calls import Call, NodeT, Placed, Recorded, own, received
 from leakwatch.attacks.update_layers import Node
 from leakwatch.attacks.update_operators import operator_of
 from leakwatch.attacks.update_paths import Pulled, UpdateGraph, by_name
+from leakwatch.attacks.update_pointwise import Lean
 from leakwatch.evaluation import SampleLoss, Weights
 from leakwatch.substitutes import Substitutes, substituting
 
@@ -36,10 +38,10 @@ class LayeredPath:
 
     def __init__(self, loss: SampleLoss, at: Weights) -> None:
         self._loss = loss
-        self._at = at
-        self._layers = known_layers(loss, at, "contiguous")
-        self._operators = [operator_of(layer) for layer in self._layers]
-        missing = at.shared.keys() - {n for lay in self._layers for n in lay.names}
+        self.at = at
+        self.layers = known_layers(loss, at, "contiguous")
+        self._operators = [operator_of(layer) for layer in self.layers]
+        missing = at.shared.keys() - {n for lay in self.layers for n in lay.names}
         if missing:
             raise NotLayerwiseError(
                 f"{', '.join(sorted(missing))} belong to no linear, convolution or "
@@ -52,16 +54,33 @@ class LayeredPath:
 
     def graph(self, w: Tensor, x: Tensor, y: Tensor) -> UpdateGraph:
         """See :class:`UpdatePath`."""
+        weights, attacks = by_name(self.at, w), len(x)
+        every = range(len(self.layers))
+        made = self.record(
+            lambda: [self.node(i, weights, attacks) for i in every], x, y
+        )
+        names = [layer.names for layer in self.layers]
+        return _LayeredGraph(self.at, x, names, made)
+
+    def record(
+        self, nodes: Callable[[], list[NodeT]], x: Tensor, y: Tensor
+    ) -> Recorded[NodeT]:
+        """One forward, and the way back to the outputs of all layers.
+
+        Args:
+            nodes: makes what takes the place of each layer, in their order.
+            x: images, ``(attacks, images, *sample)``.
+            y: labels, ``(attacks, images)``.
+        """
         attacks, images = x.shape[:2]
-        weights = by_name(self._at, w)
         while True:
-            nodes = [self._node(i, weights, attacks) for i in range(len(self._layers))]
+            placed = nodes()
             batch = x.detach().flatten(0, 1)
             if batch.ndim == 4:
                 batch = batch.contiguous(memory_format=torch.channels_last)
             batch = batch.requires_grad_()
-            calls: list[_Call] = []
-            with self._recording(nodes, calls), Substitutes():
+            calls: list[Call] = []
+            with self._recording(placed, calls), Lean(), Substitutes():
                 losses = self._losses(batch, y.flatten(0, 1))
                 total = losses.view(attacks, images).mean(1).sum()
             written = {c.layer for c in calls if c.out._version != c.version}
@@ -76,8 +95,7 @@ class LayeredPath:
             allow_unused=True,
             materialize_grads=True,
         )
-        names = [layer.names for layer in self._layers]
-        return _LayeredGraph(self._at, x, batch, nodes, names, calls, list(deltas))
+        return Recorded(batch, placed, calls, list(deltas))
 
     @substituting
     def settle(self, x: Tensor, y: Tensor) -> None:
@@ -99,13 +117,26 @@ class LayeredPath:
             return self._loss.criterion(self._loss.module, batch, y)
         return self._loss.batch(self._tensors(), batch, y)
 
-    def _node(self, i: int, weights: dict[str, Tensor], attacks: int) -> Node:
-        layer = self._layers[i]
-        prefix = self._module_names[id(layer.module)]
+    def node(self, i: int, weights: dict[str, Tensor], attacks: int) -> Node:
+        """A layer with these weights.
+
+        Args:
+            i: which.
+            weights: by name, ``(attacks, …)``; fixed ones need not be there.
+            attacks: how many.
+        """
+        w, b = self.tensors(i, weights, attacks)
+        return Node(self._operators[i][0], w, b)
+
+    def tensors(
+        self, i: int, weights: dict[str, Tensor], attacks: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a layer, see :meth:`node`."""
+        prefix = self._module_names[id(self.layers[i].module)]
 
         def of(kind: str) -> Tensor | None:
             name = f"{prefix}.{kind}"
-            fixed = self._at.fixed.get(name)
+            fixed = self.at.fixed.get(name)
             if fixed is not None:
                 fixed = fixed.expand(attacks, *fixed.shape)
             return weights.get(name, fixed)
@@ -113,16 +144,16 @@ class LayeredPath:
         w = of("weight")
         if w is None:  # pragma: no cover - every known layer has one
             raise NotLayerwiseError(f"{prefix} has no weight")
-        return Node(self._operators[i][0], w, of("bias"))
+        return w, of("bias")
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors; buffers are copied, as a forward may write into them."""
-        fixed = self._at.fixed
+        fixed = self.at.fixed
         copies = {k: fixed[k].clone() for k in self._buffers if k in fixed}
-        return self._at.shared | fixed | copies
+        return self.at.shared | fixed | copies
 
     @contextmanager
-    def _recording(self, nodes: list[Node], calls: list[_Call]) -> Iterator[None]:
+    def _recording(self, nodes: Sequence[Placed], calls: list[Call]) -> Iterator[None]:
         def replacement(i: int) -> Callable[[Tensor], Tensor]:
             prepare = self._operators[i][1]
 
@@ -130,25 +161,18 @@ class LayeredPath:
                 if prepare is not None:
                     a = prepare(a)
                 out, rows = nodes[i](a)
-                calls.append(_Call(i, a, rows, out))
+                calls.append(Call(i, a, rows, out))
                 return out.clone() if i in self._written else out
 
             return forward
 
         try:
-            for i, layer in enumerate(self._layers):
+            for i, layer in enumerate(self.layers):
                 layer.module.__dict__["forward"] = replacement(i)
             yield
         finally:
-            for layer in self._layers:
+            for layer in self.layers:
                 layer.module.__dict__.pop("forward", None)
-
-
-@final
-class _Call:
-    def __init__(self, layer: int, a: Tensor, rows: Tensor, out: Tensor) -> None:
-        self.layer, self.a, self.rows, self.out = layer, a, rows, out
-        self.version = out._version
 
 
 @final
@@ -159,18 +183,14 @@ class _LayeredGraph:
         self,
         at: Weights,
         x: Tensor,
-        batch: Tensor,
-        nodes: list[Node],
         names: list[tuple[str, ...]],
-        calls: list[_Call],
-        deltas: list[Tensor],
+        made: Recorded[Node],
     ) -> None:
-        self._at, self._x, self._batch = at, x, batch
-        self._nodes, self._names = nodes, names
-        self._calls, self._deltas = calls, deltas
+        self._at, self._x, self._names = at, x, names
+        self._batch, self._nodes, self._calls, self._deltas = made
         with torch.no_grad():
-            for call, delta in zip(calls, deltas, strict=True):
-                node = nodes[call.layer]
+            for call, delta in zip(self._calls, self._deltas, strict=True):
+                node = self._nodes[call.layer]
                 node.collects = True
                 node.note(call.rows, call.a, delta.detach(), True)
                 node.collects = False
@@ -184,19 +204,23 @@ class _LayeredGraph:
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
 
-        def receive(into: Tensor, value: Tensor) -> None:
-            if into.requires_grad:
+        def receive(into: Tensor, value: Tensor | None) -> None:
+            if value is not None and into.requires_grad:
                 outputs.append(into)
                 cotangents.append(value)
 
         with torch.no_grad():
             for call, delta in zip(self._calls, self._deltas, strict=True):
-                self._receive(call, delta, parts, receive)
+                node = self._nodes[call.layer]
+                pair = own(self._names[call.layer], parts)
+                given, taken = received(node, call, delta, *pair)
+                receive(delta, given)
+                receive(call.a, taken)
         directions = {} if along is None else by_name(self._at, along)
         for node, names in zip(self._nodes, self._names, strict=True):
             node.collects = weights
             if along is not None:
-                node.direction = _pair(names, directions)
+                node.direction = own(names, directions)
         if not outputs:
             image = torch.zeros_like(self._batch)
         else:
@@ -212,24 +236,6 @@ class _LayeredGraph:
             slope = image.new_zeros(len(self._x)) + sum(n.slope for n in self._nodes)
         found = self._collected() if weights else None
         return Pulled(image.reshape(self._x.shape), slope, found)
-
-    def _receive(
-        self,
-        call: _Call,
-        delta: Tensor,
-        parts: dict[str, Tensor],
-        receive: Callable[[Tensor, Tensor], None],
-    ) -> None:
-        """⟨U, δ aᵀ⟩ from both sides: U a for δ and Uᵀδ for a."""
-        operator = self._nodes[call.layer].operator
-        u, b = _pair(self._names[call.layer], parts)
-        if u is None:
-            zero = torch.zeros_like(self._nodes[call.layer].weights)
-            receive(delta, operator.apply(zero, b, call.rows, call.a))
-            return
-        receive(delta, operator.apply(u, b, call.rows, call.a))
-        if call.a.requires_grad:
-            receive(call.a, operator.adjoint(u, delta.detach(), call.a))
 
     def _collected(self) -> Tensor:
         """What the weights received, in the order of parameters; and forgets it."""
@@ -250,11 +256,3 @@ class _LayeredGraph:
             ],
             1,
         )
-
-
-def _pair(
-    names: tuple[str, ...], parts: dict[str, Tensor]
-) -> tuple[Tensor | None, Tensor | None]:
-    """A layer's part for its weight and its bias, ``None`` for what is not shared."""
-    own = {name.rsplit(".", 1)[1]: parts[name] for name in names}
-    return own.get("weight"), own.get("bias")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from leakwatch.attacks.update_operators import Operator
+from leakwatch.attacks.update_products import Operator
 
 __all__ = ["Node"]
 
@@ -37,7 +37,7 @@ class Node:
 
     def __init__(self, operator: Operator, w: Tensor, b: Tensor | None) -> None:
         self.operator = operator
-        self.weights = w
+        self.weights = operator.arranged(w)
         self._b = b
         self.attacks = len(w)
         self.collects = False
@@ -47,7 +47,7 @@ class Node:
 
     def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """w·a + b, twice differentiable in a, and the rows of a."""
-        rows = self.operator.rows(a.detach())
+        rows = self.operator.rows(a.detach(), self.attacks)
         return _applied(a, self, rows), rows
 
     def plain(self, rows: Tensor, like: Tensor, with_bias: bool) -> Tensor:
@@ -74,10 +74,8 @@ class Node:
             self.slope = self.slope + self._along(rows, like, delta, w, b, with_bias)
         if not self.collects:
             return
-        weight = self.operator.weight(rows, delta, self.attacks)
-        bias = None
-        if with_bias and self._b is not None:
-            bias = self.operator.bias(delta, self.attacks)
+        biased = with_bias and self._b is not None
+        weight, bias = self.operator.gradient(rows, delta, self.attacks, biased)
         if self.received is not None:
             before, shift = self.received
             weight = weight.add_(before)
@@ -95,10 +93,7 @@ class Node:
     ) -> Tensor:
         if w is None:
             w = torch.zeros_like(self.weights)
-        # ⟨v, δ aᵀ⟩ as ⟨v·a, δ⟩: reads v once and forms nothing of its size.
-        moved = self.operator.apply(w, b if with_bias else None, rows, like)
-        by_sample = (moved * delta).sum(list(range(1, delta.ndim)))
-        return by_sample.view(self.attacks, -1).sum(1)
+        return self.operator.along(w, b if with_bias else None, rows, like, delta)
 
 
 class _Applied(Function):
@@ -122,7 +117,7 @@ class _Adjoint(Function):
     @staticmethod
     def backward(ctx: Any, back: Tensor) -> tuple[Tensor, None, None]:
         # ⟨back, wᵀδ⟩ = ⟨w·back, δ⟩: the same map, from the other side.
-        rows = ctx.node.operator.rows(back.detach())
+        rows = ctx.node.operator.rows(back.detach(), ctx.node.attacks)
         ctx.node.note(rows, ctx.like, ctx.delta, False)
         return ctx.node.plain(rows, ctx.like, False), None, None
 

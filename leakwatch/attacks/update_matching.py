@@ -59,7 +59,7 @@ class SimulationObjective:
         self._attack = attack
         self._training = update.training
         self._samples = update.samples
-        self._sets = attack.sets(update.training)
+        self._sets = attack.sets(update.training, update.samples)
         self._initial = update.initial.to(device, dtype)
         self._difference = update.difference.to(device, dtype)
         self._labels = labels

@@ -84,9 +84,11 @@ SME = register(
         restarts=1,
         source="Zhu, Yao, Blaschko: Surrogate Model Extension (SME): A Fast and "
         "Accurate Weight Update Attack on Federated Learning, ICML 2023",
-        differs=f"{_DIFFERS} α is that of the paper, the weight of w_0; the published "
-        f"code's is the weight of w_T. The code's exception for ViT (a smaller step "
-        f"size without decay) is not made: the paper claims one setting for all.",
+        differs=f"{_DIFFERS} α moves at every fourth step, four times as far "
+        f"(``alpha_every=1`` is as published). α is that of the paper, the weight of "
+        f"w_0; the published code's is the weight of w_T. The code's exception for ViT "
+        f"(a smaller step size without decay) is not made: the paper claims one "
+        f"setting for all.",
     )
 )
 """The update as a gradient between w_0 and w_T, at a place that is learned."""
@@ -102,10 +104,11 @@ DLFA = register(
         "Images of different epochs are matched within their class, by squared error. "
         "Labels are dealt out so that every batch has its share of each class, where "
         "the code takes counted labels in one order. Local momentum and weight decay "
-        "are simulated too.",
+        "are simulated too. Where all samples are one batch, all epochs share one set "
+        "of images (``every_epoch=True`` is as published).",
     )
 )
-"""All local steps simulated, with images of their own for each epoch."""
+"""All local steps simulated, with images of their own for each epoch of batches."""
 
 DLFA_CIFAR = register(
     UpdatePreset(

@@ -42,9 +42,9 @@ class SimulationAttack:
     layer, counted from the input, and k the batches that the guessed images make.
     Dimitrov, Balunović, Konstantinov and Vechev, "Data Leakage in Federated Averaging"
     (DLFA, TMLR 2022), Sections 4.1 and 4.3, with the weights and schedules of their
-    code. By default every epoch has images of its own, which the order prior draws
-    together, since the client shuffles its samples every epoch in an order that nobody
-    knows; in the end they are matched and averaged.
+    code. Where an epoch has several batches, every epoch has images of its own, which
+    the order prior draws together, since the client shuffles its samples every epoch in
+    an order that nobody knows; in the end they are matched and averaged.
 
     One evaluation costs E·⌈N/B⌉ gradients and as many backward passes through one
     gradient. Memory is bounded by ``memory_limit``: where the graphs of all steps don't
@@ -62,7 +62,8 @@ class SimulationAttack:
         order_prior: its kind.
         fit: f_t at the start and from the middle on, geometric between.
         every_epoch: whether every epoch has images of its own; otherwise all share one
-            set in fixed batches.
+            set in fixed batches. ``None``: if an epoch has several batches. Where it is
+            one, its order changes nothing, and one set says all that there is.
         memory_limit: bytes for weights and graphs of the simulation.
         most_seconds: that all steps may be estimated to take, ``None`` for any; more
             is refused before it starts.
@@ -83,7 +84,7 @@ class SimulationAttack:
     order: float = 1000.0
     order_prior: OrderPrior = "l2_mean"
     fit: tuple[float, float] = (1.0, 2.0)
-    every_epoch: bool = True
+    every_epoch: bool | None = None
     memory_limit: float = 4 * 2**30
     most_seconds: float | None = None
     path: UpdatePathName = "auto"
@@ -151,7 +152,7 @@ class SimulationAttack:
             settings=self._settings(),
             factor=lambda step: self.decay ** (step / self.decay_every),
             objective=objective,
-            sets=self.sets(training),
+            sets=self.sets(training, update.samples),
             joined=joined,
             arranged=lambda labels: spread_labels(labels, training.batch_size),
         )
@@ -196,9 +197,17 @@ class SimulationAttack:
             memory_limit=self.memory_limit,
         )
 
-    def sets(self, training: LocalTraining) -> int:
-        """How many images stand for each sample."""
-        return training.epochs if self.every_epoch else 1
+    def sets(self, training: LocalTraining, samples: int) -> int:
+        """How many images stand for each sample.
+
+        Args:
+            training: of the clients.
+            samples: N of each.
+        """
+        every = self.every_epoch
+        if every is None:
+            every = samples > training.batch_size
+        return training.epochs if every else 1
 
     def fit_weight(self, step: int) -> float:
         """f_t, which grows geometrically until half of the steps are done."""

@@ -22,7 +22,10 @@ from leakwatch.attacks.settings import refuse_unknown
 from leakwatch.attacks.starts import Start
 from leakwatch.attacks.update_choice import PathFor, UpdatePathName, opened
 from leakwatch.attacks.update_descent import Values
+from leakwatch.attacks.update_layered import LayeredPath
+from leakwatch.attacks.update_match import LayeredMatch
 from leakwatch.attacks.update_paths import UpdatePath
+from leakwatch.attacks.update_pieces import for_each, pieces
 from leakwatch.attacks.update_result import UpdateReconstruction
 from leakwatch.attacks.update_run import Plan, run
 from leakwatch.gradients import GradientMap
@@ -62,8 +65,9 @@ class SurrogateAttack:
         box: whether images are kept in the range of pixels, at the start too.
         alpha: α_0, in [0, 1].
         alpha_lr: step size of α; 0 keeps α_0.
-        alpha_every: α moves at every so many steps, as many times as far: less exact
-            than published (1), and less work.
+        alpha_every: α moves at every so many steps, as many times as far, since its
+            derivative is the only part of a step that inverting gradients does without.
+            As published: 1.
         path: ``"layers"`` for all clients at once, ``"plain"`` for any eager network,
             one client after the other, or ``"auto"``.
         chunk_size: attacks evaluated at once; default from images and weights.
@@ -93,7 +97,7 @@ class SurrogateAttack:
     box: bool = True
     alpha: float = 0.5
     alpha_lr: float = 0.001
-    alpha_every: int = 1
+    alpha_every: int = 4
     path: UpdatePathName = "auto"
     chunk_size: int | None = None
 
@@ -222,16 +226,15 @@ class SurrogateObjective:
         chunk_size: int | None = None,
     ) -> None:
         dtype, device = gradients.dtype, labels.device
-        self._final = update.final.to(device, dtype)
+        self._initial = update.initial.to(device, dtype)
         # In the update's own precision: a difference of close numbers.
         self._difference = update.difference.to(device, dtype)
         self._labels = labels
         self._path_for = path_for
-        self._path: UpdatePath | None = None
+        self._path: UpdatePath | LayeredMatch | None = None
         self._priors = priors
         self._every = every
         self._distance = distances.get("cosine")
-        self._prepared = self._distance.prepare(self._difference)
         if chunk_size is None:
             each = 6 * dtype.itemsize * update.initial.numel()
             chunk_size = max(1, _CHUNK_SAMPLES // update.samples)
@@ -246,34 +249,49 @@ class SurrogateObjective:
         step: int,
     ) -> Values:
         """See :class:`leakwatch.attacks.update_descent.Objective`."""
-        pieces = -(-len(x) // self._chunk)
         learns = self._every > 0 and step % self._every == 0
+        # One after the other, so that those of one client share its products.
+        order = torch.argsort(clients, stable=True)
+        placed = torch.empty_like(order)
+        placed[order] = torch.arange(len(order), device=order.device)
         done = [
-            self._piece(*part, learns)
-            for part in zip(
-                x.chunk(pieces), alpha.chunk(pieces), clients.chunk(pieces), strict=True
-            )
+            self._piece(x[rows], alpha[rows], part, learns)
+            for rows, part in pieces(clients[order], order, self._chunk)
         ]
         distance, gradient, slope = (
-            parts[0] if len(parts) == 1 else torch.cat(parts)
+            (parts[0] if len(parts) == 1 else torch.cat(parts))[placed]
             for parts in zip(*done, strict=True)
         )
         objective = distance + self._priors.add_to(x, gradient)
         return Values(distance, objective, gradient, slope if learns else None)
 
     def _piece(
-        self, x: Tensor, alpha: Tensor, clients: Tensor, learns: bool
+        self, x: Tensor, alpha: Tensor, clients: slice, learns: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        difference = self._difference[clients]
-        w = torch.addcmul(self._final[clients], difference, alpha[:, None])
-        y = self._labels[clients]
+        y = for_each(self._labels[clients], len(x))
         if self._path is None:
-            self._path = self._path_for(w, x, y)
-        graph = self._path.graph(w, x, y)
+            w = self._weights(alpha, clients)
+            found = self._path_for(w, x, y)
+            self._path = (
+                LayeredMatch(found, self._initial, self._difference)
+                if isinstance(found, LayeredPath)
+                else found
+            )
+        if isinstance(self._path, LayeredMatch):
+            match = self._path(x, y, alpha, clients, learns)
+            slope = alpha if match.slope is None else match.slope
+            return match.distance, match.images, slope
+        difference = for_each(self._difference[clients], len(x))
+        graph = self._path.graph(self._weights(alpha, clients), x, y)
         flat = graph.flat
         distance, cotangent = self._distance.compare(
-            flat, self._prepared[clients], torch.empty_like(flat)
+            flat, self._distance.prepare(difference), torch.empty_like(flat)
         )
         pulled = graph.pull(cotangent, along=difference if learns else None)
         slope = alpha if pulled.slope is None else pulled.slope
         return distance, pulled.images, slope
+
+    def _weights(self, alpha: Tensor, clients: slice) -> Tensor:
+        """ŵ of each attack."""
+        difference = for_each(self._difference[clients], len(alpha))
+        return torch.addcmul(self._initial, difference, alpha[:, None] - 1)

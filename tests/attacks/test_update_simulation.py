@@ -237,3 +237,11 @@ def test_impossible_settings_are_refused(change: dict[str, object], match: str) 
         SimulationAttack(**change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown setting beta"):
         SimulationAttack().changed(beta=1)
+
+
+def test_epochs_of_one_batch_share_their_images() -> None:
+    attack, how = SimulationAttack(), LocalTraining(epochs=5, batch_size=4, lr=0.1)
+    assert attack.sets(how, samples=4) == 1
+    assert attack.sets(how, samples=5) == 5
+    assert attack.changed(every_epoch=True).sets(how, samples=4) == 5
+    assert attack.changed(every_epoch=False).sets(how, samples=5) == 1

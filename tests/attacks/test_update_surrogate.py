@@ -107,7 +107,7 @@ def test_the_algorithm_is_the_published_one() -> None:
     torch.manual_seed(0)
     first = torch.randn(2, 2, 4, 1, 6, 6, dtype=torch.float64)
     steps = 16
-    found = SurrogateAttack(steps=steps, alpha_lr=0.1).run(
+    found = SurrogateAttack(steps=steps, alpha_lr=0.1, alpha_every=1).run(
         GradientMap(net, dtype=torch.float64),
         update,
         pixels=PIXELS,
