@@ -1,6 +1,6 @@
 """Attacks on weight updates: what they rebuild, what they cost, what batching gains.
 
-    OMP_NUM_THREADS=1 python benchmarks/updates.py [--part quality|cost|batch|runs|all]
+    OMP_NUM_THREADS=1 python benchmarks/updates.py [--part NAME]
         [--clients 5] [--steps 250] [--epochs 10 20 50] [--samples 10 50]
 
 The shapes of Tables 2 and 3 of Zhu, Yao and Blaschko, "Surrogate Model Extension" (ICML
@@ -14,6 +14,7 @@ clients. ``cost``: CPU seconds of an evaluation on one client, and the memory th
 adds, in a process of its own.
 ``batch``: CPU seconds per step of one client after the other as published (double
 backward, ``torch.optim.Adam``) and of all clients at once, in turns, the least of each.
+``alpha``: what learning α adds to a step, medians of blocks in turns.
 ``runs``: CPU seconds of a whole attack on all clients at once, and of one after the
 other, both ours, in turns, the least of each.
 CPU time, because wall clocks show what else runs.
@@ -225,7 +226,7 @@ def ours(
 
 def batch(args: argparse.Namespace) -> None:
     head = "published, one by one | SME, 8 at once | gain | IG, 8 at once | SME / IG"
-    print(f"| network | N | {head} | every 4th α / IG |\n|{'---|' * 8}")
+    print(f"| network | N | {head} | as shipped / IG |\n|{'---|' * 8}")
     for name in args.networks:
         for samples in (1, 2, 10):
             build = NETWORKS[name]
@@ -259,6 +260,42 @@ def batch(args: argparse.Namespace) -> None:
                 f"| {name} | {samples} | {ms['plain']:.1f} ms | {ms['sme']:.1f} ms | "
                 f"{ms['plain'] / ms['sme']:.2f} | {ms['ig']:.1f} ms | "
                 f"{mid['sme'] / mid['ig']:.3f} | {mid['every'] / mid['ig']:.3f} |",
+                flush=True,
+            )
+
+
+def alpha(args: argparse.Namespace) -> None:
+    """What learning α costs: as many steps of each in turns, without the optimiser."""
+    print(f"| network | N | IG | SME / IG | as published / IG |\n|{'---|' * 5}")
+    clients, steps = torch.arange(8), SurrogateAttack().alpha_every
+    for name in args.networks:
+        for samples in args.samples:
+            torch.manual_seed(0)
+            net = NETWORKS[name]().eval()
+            update, _ = simulated(net, 8, samples, 2)
+            assert update.labels is not None
+            maps = GradientMap(net)
+            x, half = torch.randn(8, samples, 1, 28, 28), torch.full((8,), 0.5)
+            taken: dict[int, list[float]] = {0: [], steps: []}
+            taken[1] = []
+            with opened(maps) as path_for:
+                made = {
+                    every: SurrogateObjective(
+                        maps, update, update.labels, path_for, Priors(), every=every
+                    )
+                    for every in taken
+                }
+                for block in range(args.repeats * 10 + 1):
+                    for every, objective in made.items():
+                        began = time.process_time()
+                        for step in range(steps):
+                            objective(x, half, clients, step)
+                        if block:  # the first tries the path out
+                            taken[every].append(time.process_time() - began)
+            ig, usual, published = (statistics.median(t) for t in taken.values())
+            print(
+                f"| {name} | {samples} | {1000 * ig / steps:.1f} ms | "
+                f"{usual / ig:.3f} | {published / ig:.3f} |",
                 flush=True,
             )
 
@@ -318,7 +355,13 @@ def main() -> None:
         preset, *numbers = args.one
         cost_of(preset, *map(int, numbers))
         return
-    parts = {"quality": quality, "cost": cost, "batch": batch, "runs": runs}
+    parts = {
+        "quality": quality,
+        "cost": cost,
+        "batch": batch,
+        "alpha": alpha,
+        "runs": runs,
+    }
     for name, part in parts.items():
         if args.part in (name, "all"):
             print(f"\n{name}\n")

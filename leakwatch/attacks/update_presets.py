@@ -84,7 +84,7 @@ SME = register(
         restarts=1,
         source="Zhu, Yao, Blaschko: Surrogate Model Extension (SME): A Fast and "
         "Accurate Weight Update Attack on Federated Learning, ICML 2023",
-        differs=f"{_DIFFERS} α moves at every fourth step, four times as far "
+        differs=f"{_DIFFERS} α moves at every eighth step, eight times as far "
         f"(``alpha_every=1`` is as published). α is that of the paper, the weight of "
         f"w_0; the published code's is the weight of w_T. The code's exception for ViT "
         f"(a smaller step size without decay) is not made: the paper claims one "

@@ -97,7 +97,7 @@ class SurrogateAttack:
     box: bool = True
     alpha: float = 0.5
     alpha_lr: float = 0.001
-    alpha_every: int = 4
+    alpha_every: int = 8
     path: UpdatePathName = "auto"
     chunk_size: int | None = None
 
