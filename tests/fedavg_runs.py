@@ -42,8 +42,10 @@ def write_arrays(folder: Path) -> str:
     return str(path)
 
 
-def clients(path: str, augment: bool = False, **kwargs: Any) -> ClientsDataModule:
-    source = ArrayDataModule(path, batch_size=8, augment=augment)
+def clients(
+    path: str, augment: bool = False, workers: int = 0, **kwargs: Any
+) -> ClientsDataModule:
+    source = ArrayDataModule(path, batch_size=8, augment=augment, num_workers=workers)
     split = {"clients": 5, "alpha": 0.5, "share": 0.6, "seed": 1, **kwargs}
     return ClientsDataModule(source, "dirichlet", **split)
 

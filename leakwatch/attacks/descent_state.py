@@ -95,6 +95,7 @@ class State:
         self._diverged = torch.zeros(n, dtype=torch.bool, device=x.device)
         self.finished = torch.zeros_like(self._diverged)
         self.improved = torch.zeros_like(self._steps)
+        self.kept = torch.zeros_like(self._diverged)
         self._first = torch.full_like(self._best_objective, math.nan)
         self._factor = torch.ones_like(self._best_objective)
         self._attempts = torch.zeros_like(self._steps)
@@ -134,14 +135,17 @@ class State:
         before = self._best_objective
         if self.optimizer.survives:
             self._bad &= torch.isinf(before)
-        better = finite & (objective < before) & ~self.finished
+        # Of equals the later one: where values have no more digits, images still do.
+        better = finite & (objective <= before) & ~self.finished
         self._best_objective = torch.where(better, objective, before)
         self._best_distance = torch.where(
             better, values.distance.double(), self._best_distance
         )
         torch.where(better[:, None], self.z, self._best, out=self._best)
         self._steps = torch.where(self.finished, self._steps, step)
-        self.improved = torch.where(better, step, self.improved)
+        self.kept = better
+        less = better & (objective < before)
+        self.improved = torch.where(less, step, self.improved)
 
     def move(self, values: Evaluation, lr: float) -> None:
         """One step of the optimiser; bad attacks go back to their best instead."""

@@ -86,9 +86,11 @@ def _l1(g: Tensor, target: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
 def _cosine(g: Tensor, target: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     # With r = g/‖g‖ − g*/‖g*‖ and D = ½‖r‖² = 1 − cos: dD/dg = (r − D g/‖g‖)/‖g‖. In
     # float32, 1 − cos itself would have no digits left below 1e-7.
-    length = _norm(g).clamp_min_(torch.finfo(g.dtype).tiny)[:, None]
+    norm = _norm(g)
+    length = norm.clamp_min(torch.finfo(g.dtype).tiny)[:, None]
     r = torch.addcdiv(target, g, length, out=scratch)
-    value = _norm(r).square_().mul_(0.5)
+    # No gradient has no direction, so it explains nothing.
+    value = torch.where(norm > 0, _norm(r).square_().mul_(0.5), 1.0)
     r.addcmul_(g, -value[:, None] / length).div_(length)
     return value, r
 

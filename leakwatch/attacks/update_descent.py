@@ -183,7 +183,7 @@ class UpdateDescent:
             found = objective(state.images, alphas.now, state.target, step)
             values = Evaluation(found.distance, found.objective, found.gradient)
             state.note(values, step)
-            alphas.keep(state.improved == step)
+            alphas.keep(state.kept)
             if step in checks:
                 history[checks[step] :] = found.distance.double()
             now = time.perf_counter()

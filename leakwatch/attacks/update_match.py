@@ -59,10 +59,9 @@ class LayeredMatch:
         self._initial = by_name(path.at, initial[None])
         self._difference = by_name(path.at, difference)
         tiny = torch.finfo(difference.dtype).tiny
-        self._length = _norm(difference).double().clamp_min(tiny)
+        self._length = _norm(difference).clamp_min(tiny)
         self._squares = {
-            name: _norm(t.flatten(1)).double().square()
-            for name, t in self._difference.items()
+            name: _norm(t.flatten(1)).square() for name, t in self._difference.items()
         }
         self._thin = {
             i
@@ -174,7 +173,7 @@ class _Comparison:
                     node.collects = False
             self._gradients = self._collected()
             squares = thin.squares + sum(
-                _norm(g).double().square() for g in self._gradients.values()
+                _norm(g).square() for g in self._gradients.values()
             )
             smallest = torch.finfo(x.dtype).tiny ** 0.5  # its square is a number too
             self._length = squares.sqrt().clamp_min(smallest)
@@ -187,8 +186,10 @@ class _Comparison:
                 # Whose part of D is in what is apart already.
                 theirs = for_each(whole._squares[name][clients], len(x))
                 value = value - theirs / self._other.square()
-                value = value + _norm(r).double().square()
-            self.distance = (value / 2).clamp_min(0)
+                value = value + _norm(r).square()
+            # A gradient that vanishes has no direction, so it explains nothing.
+            vanished = squares.sqrt() < smallest
+            self.distance = torch.where(vanished, 1.0, (value / 2).clamp_min(0))
 
     def match(self, learns: bool) -> Match:
         """The way back. Ends the graph."""
@@ -278,5 +279,6 @@ class _Comparison:
 
 
 def _norm(t: Tensor) -> Tensor:
-    out: Tensor = torch.linalg.vector_norm(t, dim=1)
+    # In float32 the sum of squares would cost the small distances their digits.
+    out: Tensor = torch.linalg.vector_norm(t, dim=1, dtype=torch.float64)
     return out

@@ -141,11 +141,16 @@ class ClientsDataModule(L.LightningDataModule):
             RuntimeError: Before `setup`.
         """
         dataset, workers = _ready(self.train_dataset), self.data.num_workers
+        sampler = RoundSampler(dataset.parts, self.share, self.answering, self.seed)
+        if self.trainer is not None:
+            # Workers ask for their first batch before the Trainer says which round it
+            # is; current_epoch is that of the checkpoint at this point.
+            # Lightning declares what all its loops count.
+            progress: Any = self.trainer.fit_loop.epoch_progress.current
+            sampler.set_epoch(progress.processed)
         return DataLoader(
             dataset,
-            batch_sampler=RoundSampler(
-                dataset.parts, self.share, self.answering, self.seed
-            ),
+            batch_sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
         )

@@ -192,6 +192,9 @@ class Basis:
         """
         j = self.jacobian
         keep = self.resolved[sample]
+        if not bool(keep.any()):
+            size = j.gradients.size
+            return self.eigenvalues.new_zeros(0, size, dtype=torch.float64)
         u = self.directions[sample][:, keep].T * j.input_scale.double()
         weight = (1 / j.scale[sample]).to(j.dtype)
         rows = j.gradients.dense(j.x[sample], j.y[sample], u, weight).double()

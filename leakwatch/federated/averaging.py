@@ -39,7 +39,7 @@ def average_updates(
 
     Raises:
         ValueError: for no updates, clients that started from different weights or
-            buffers, or a client whose training diverged.
+            buffers or sent others than it had, or a client whose training diverged.
 
     Example:
         >>> from leakwatch.federated import LocalTraining, train_client
@@ -56,6 +56,7 @@ def average_updates(
         raise ValueError("there is nothing to average: no client answered.")
     check_start(updates)
     for update in updates:
+        _check_whole(update)
         if update.diverged:
             raise ValueError(
                 f"training of client {update.client} diverged in round "
@@ -68,6 +69,20 @@ def average_updates(
         return weights, {}
     names = updates[0].buffers
     return weights, {n: _mean([u.buffers[n] for u in updates], counts) for n in names}
+
+
+def _check_whole(update: ClientUpdate) -> None:
+    if update.final.shape != update.initial.shape:
+        raise ValueError(
+            f"client {update.client} sent {update.final.numel():,} weights, but "
+            f"started from {update.initial.numel():,}."
+        )
+    lost = update.initial_buffers.keys() - update.buffers.keys()
+    if lost:
+        raise ValueError(
+            f"client {update.client} sent no buffer {min(lost)!r}, which it started "
+            f"with."
+        )
 
 
 def _mean(values: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

@@ -86,7 +86,8 @@ def refuse_unsuited(trainer: L.Trainer) -> None:
 
 def _refuse_callback(callback: L.Callback) -> None:
     # By name: models don't know callbacks of their own package.
-    if type(callback).__name__ == "GradientDefense":
+    names = {kind.__name__ for kind in type(callback).__mro__}
+    if "GradientDefense" in names:
         raise RuntimeError(
             "GradientDefense perturbs the gradient of an optimiser's step, but in "
             "federated averaging clients share weights, which it would leave as they "

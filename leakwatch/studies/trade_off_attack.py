@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.attacks.starts import StartKind
+from leakwatch.attacks.verdict import uninformed
 from leakwatch.defenses import Defense, Observation, Samples
 from leakwatch.gradients import Criterion, GradientMap
 from leakwatch.quality import quality
@@ -109,6 +110,28 @@ class ProbeAttack:
         GradientMap(net, self.criterion).check(x, y)
         self._start(x[:1])
         # Says so where the pixels of the originals are out of their range.
+        self._quality(x, x)
+
+    def check_partners(self, net: nn.Module, x: Tensor, y: Tensor) -> None:
+        """Raises where samples can't be mixed with these, as :meth:`check`.
+
+        Args:
+            net: the network.
+            x: network inputs.
+            y: their labels.
+
+        Raises:
+            TypeError: as :meth:`leakwatch.GradientMap.check`.
+            ValueError: the same; and for values or pixels out of range.
+        """
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(
+                "partners hold NaN or infinity, and so would every mixture; leave "
+                "such samples out."
+            )
+        device = next(net.parameters()).device
+        rows = torch.stack([y.argmin(), y.argmax()]) if y.ndim == 1 else slice(0, 2)
+        GradientMap(net, self.criterion).check(x[rows].to(device), y[rows].to(device))
         self._quality(x, x)
 
     def run(
@@ -233,15 +256,16 @@ class ProbeAttack:
     def _found(self, aim: Aim, y: Tensor, row: int, seed: int) -> tuple[Tensor, Status]:
         """An image, and whether it matches as well as what there is to be found."""
         given, x = aim.given, aim.truth
+        shared = SharedGradient(
+            given.message,
+            y[:, None],
+            tuple(x.shape[1:]),
+            noise_std=given.noise_std,
+            index=(self.index[row],),
+        )
         found = self._engine(given).run(
             given.gradients,
-            SharedGradient(
-                given.message,
-                y[:, None],
-                tuple(x.shape[1:]),
-                noise_std=given.noise_std,
-                index=(self.index[row],),
-            ),
+            shared,
             pixels=self._pixels(),
             start=self._start(x),
             seed=seed,
@@ -251,7 +275,8 @@ class ProbeAttack:
         left = float(truth.norm() / given.message.norm().clamp_min(1e-300))
         status = found.status[0]
         if status.word != "failed":
-            status = conclusive(float(found.relative[0]), left)
+            blank, _ = uninformed(given.gradients, shared, y[:, None], self._pixels())
+            status = conclusive(float(found.relative[0]), left, float(blank[0]))
         return found.images, status
 
     def _background(self, x: Tensor) -> Tensor:

@@ -163,7 +163,8 @@ def named_mixtures(
         attacked: private samples, network inputs.
 
     Raises:
-        TypeError: for a coefficient that is not a number.
+        TypeError: for a coefficient that is not a number, or partners that are no pair
+            of tensors.
         ValueError: for one out of range or twice, for no partners, or for partners of
             another shape or that are private samples themselves.
     """
@@ -174,6 +175,12 @@ def named_mixtures(
         raise ValueError(
             "mixup needs samples to mix with, which are not attacked; pass "
             "partners=(x, y), for instance other samples of the training data."
+        )
+    given: Sequence[object] = partners
+    if len(given) != 2 or not all(isinstance(p, Tensor) for p in given):
+        raise TypeError(
+            "partners must be (samples, labels), two tensors; convert arrays with "
+            "torch.as_tensor."
         )
     x = partners[0]
     if x.shape[1:] != attacked.shape[1:]:

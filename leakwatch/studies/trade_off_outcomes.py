@@ -78,20 +78,29 @@ class Attacked:
         return self.delta_norm / self.gradient_norm
 
 
-def conclusive(rest: float, left: float) -> Status:
+def conclusive(rest: float, left: float, blank: float) -> Status:
     """Whether an attack matched its message as well as the truth does.
+
+    Under much noise, or of a mixture, the truth itself leaves most of the message
+    unmatched, and so does any image; there an attack has to come at least half of the
+    way from what images leave that know nothing.
 
     Args:
         rest: ‖L g(x̂) − L g̃‖ over ‖L g̃‖.
         left: the same at the private image.
+        blank: the same of uniform noise or plain grey, whichever is less.
+
+    Example:
+        >>> conclusive(0.70, 0.69, blank=0.72).word, conclusive(0.71, 0.69, 0.72).word
+        ('ok', 'not converged')
     """
-    if rest <= _MATCHED * left + 1e-3:
+    if rest <= _MATCHED * left + 1e-3 and rest <= (left + blank) / 2:
         return OK
     return Status(
         "not converged",
         f"the attack left {rest:.2g} of the message unmatched, where the private image "
-        f"leaves {left:.2g}; it needs more steps or restarts. That it failed does not "
-        f"say that the sample is safe.",
+        f"leaves {left:.2g} and noise or plain grey {blank:.2g}; it needs more steps "
+        f"or restarts. That it failed does not say that the sample is safe.",
     )
 
 

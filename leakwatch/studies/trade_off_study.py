@@ -178,6 +178,8 @@ def trade_off(
     )
     attacking.check(module)
     mixtures = named_mixtures(mixup, partners, x)
+    if mixtures and partners is not None:
+        attacking.check_partners(module, *partners)
     made: dict[str, MakeDefense] = {}
     if defenses or not mixtures:
         made = named_defenses(

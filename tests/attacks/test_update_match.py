@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from leakwatch.attacks import distances
 from leakwatch.attacks.priors import Priors
 from leakwatch.attacks.update_choice import opened
 from leakwatch.attacks.update_match import LayeredMatch
@@ -208,6 +209,32 @@ def test_single_precision_keeps_the_digits_of_a_small_distance() -> None:
     assert float(found.gradient.abs().max()) < 1e-4
 
 
+def test_convolutions_keep_all_digits_of_a_small_distance() -> None:
+    """Nothing cancels where gradients are formed."""
+    net, update, x, _, _ = problem("cnn", torch.float32)
+    assert update.labels is not None
+    w, rows = update.initial, torch.arange(3)
+    steps = [
+        gradient(net, w.clone().requires_grad_(), xi, yi).detach()
+        for xi, yi in zip(x[:3], update.labels, strict=True)
+    ]
+    step = torch.stack(steps)
+    step += 1e-4 * step.norm(dim=1, keepdim=True) * torch.randn_like(step) / 50
+    samples = update.samples
+    update = WeightUpdate(w, w - step, update.labels, (3, 8, 8), samples)
+    with objective(net, update) as evaluate:
+        found = evaluate(x[:3], torch.ones(3), rows, 0).distance
+    wide = WeightUpdate(
+        w.double(), update.final.double(), update.labels, (3, 8, 8), samples
+    )
+    with objective(net.double(), wide) as evaluate:
+        exact = evaluate(x[:3].double(), torch.ones(3).double(), rows, 0).distance
+    assert float(exact.max()) < 1e-7
+    # The rounding of the gradients themselves moves it by a tenth. A sum of squares in
+    # single precision would move it by 1e-7, more than all of it.
+    torch.testing.assert_close(found.double(), exact, rtol=0.3, atol=0.0)
+
+
 def test_a_gradient_that_vanishes_leaves_numbers() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     torch.manual_seed(0)
@@ -220,7 +247,11 @@ def test_a_gradient_that_vanishes_leaves_numbers() -> None:
     x = torch.randn(2, 1, 1, 6, 6)
     with objective(net, update) as evaluate:
         found = evaluate(x, torch.ones(2), torch.arange(2), 0)
-    torch.testing.assert_close(found.distance, torch.full((2,), 0.5))
+    # No direction explains nothing, also by double backward.
+    torch.testing.assert_close(found.distance, torch.ones(2))
+    _, plain = distances.get("cosine")(torch.zeros(1, 3), torch.ones(1, 3))
+    assert bool(torch.isfinite(plain).all())
+    assert float(distances.get("cosine")(torch.zeros(1, 3), torch.ones(1, 3))[0]) == 1
     assert bool(torch.isfinite(found.gradient).all())
 
 

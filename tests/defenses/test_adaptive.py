@@ -200,6 +200,20 @@ def test_noised_directions_are_projected_away(samples: Samples) -> None:
     assert float(made.delta[0].norm()) > 0
 
 
+def test_noise_without_a_direction_hides_nothing_and_changes_nothing() -> None:
+    """Of a network whose units are all dead, whatever its input."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ).double()
+    torch.nn.init.constant_(net[0].bias, -100.0)  # type: ignore[arg-type]
+    at = Samples(GradientMap(net), torch.rand(1, 3).double(), torch.tensor([1]))
+    noise = EigenNoise(Budget(1.0), Smallest(2))
+    made = noise.protect(at.gradient, generator=torch.Generator(), samples=at)
+    o = observed(at.gradients, made)
+    torch.testing.assert_close(o.message, made.gradient, rtol=0, atol=0)
+    torch.testing.assert_close(o.gradients(at.x, at.y), at.gradient, rtol=0, atol=0)
+
+
 def test_a_clipped_message_is_matched_by_its_direction(samples: Samples) -> None:
     clip = float(samples.gradient.norm(dim=1).mean())
     made = DPSGD(clip, 0.1).protect(samples.gradient, generator=torch.Generator())

@@ -197,6 +197,11 @@ def test_updates_from_different_buffers_are_not_averaged() -> None:
         average_updates([first, replace(second, initial_buffers={})])
     with pytest.raises(ValueError, match="in having buffer '1"):
         average_updates([replace(first, initial_buffers={}), second])
+    with pytest.raises(ValueError, match=r"client 2 sent 1 weights, but started from"):
+        average_updates([first, replace(second, final=second.final[:1])])
+    lost = {k: b for k, b in second.buffers.items() if k != "1.running_mean"}
+    with pytest.raises(ValueError, match=r"client 2 sent no buffer '1\.running_mean'"):
+        average_updates([first, replace(second, buffers=lost)])
 
 
 class Tempered(nn.Module):

@@ -125,11 +125,13 @@ def resumed(root: Path, data: Callable[[], L.LightningDataModule]) -> tuple[Look
     return whole, part
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize(("augment", "workers"), [(False, 0), (True, 0), (True, 1)])
 def test_resumed_equals_uninterrupted(
-    tmp_path: Path, arrays: str, augment: bool
+    tmp_path: Path, arrays: str, augment: bool, workers: int
 ) -> None:
-    whole, part = resumed(tmp_path, lambda: clients(arrays, augment=augment))
+    # A worker is asked for its first batch before the Trainer tells the round.
+    given = {"augment": augment, "workers": workers}
+    whole, part = resumed(tmp_path, lambda: clients(arrays, **given))
     assert len(part.seen) == 1
     assert_same(part.seen[0]["state"], whole.seen[2]["state"])
     assert part.seen[0]["step"] == 3

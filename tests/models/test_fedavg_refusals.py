@@ -72,6 +72,10 @@ def process_group() -> Iterator[None]:
                 torch.distributed.destroy_process_group()
 
 
+class OwnDefense(GradientDefense):
+    pass
+
+
 class Thaw(BaseFinetuning):
     def freeze_before_training(self, pl_module: LightningModule) -> None:
         pass
@@ -84,6 +88,7 @@ class Thaw(BaseFinetuning):
     ("callback", "text"),
     [
         (lambda: GradientDefense(GaussianNoise(Budget(1.0))), "clients share weights"),
+        (lambda: OwnDefense(GaussianNoise(Budget(1.0))), "clients share weights"),
         (lambda: StochasticWeightAveraging(0.1), "remove it, or average the server's"),
         (lambda: GradientAccumulationScheduler({1: 2}), "give batch_size of FedAvg"),
         (lambda: LearningRateFinder(), "give lr of FedAvgModule"),

@@ -230,7 +230,12 @@ def test_only_mixtures() -> None:
         ("must be a list of coefficients", {"mixup": 0.5}),
         (r"different coefficients, got \[0.5, 0.5\]", {"mixup": [0.5, 0.5]}),
         ("needs samples to mix with", {"mixup": [0.5], "partners": None}),
-        (r"shape of the samples, \(1, 2, 3\)", {"partners": (torch.rand(2, 4), None)}),
+        (
+            r"shape of the samples, \(1, 2, 3\)",
+            {"partners": (torch.rand(2, 4), torch.tensor([0, 1]))},
+        ),
+        ("hold NaN or infinity", {"partners": (others()[0] / 0, others()[1])}),
+        ("label", {"partners": (others()[0], others()[1] + 100)}),
         ("partner 1 is sample 0, which is attacked", {"partners": "attacked"}),
         ("'mixup' has no budget", {"defenses": ["mixup"]}),
         ("queries must be at least 1", {"queries": 0}),
