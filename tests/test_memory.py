@@ -7,8 +7,8 @@ import torch
 from cases import CASES, relative
 from torch import Tensor
 
-from leakwatch import assembly
 from leakwatch.gradients import GradientMap
+from leakwatch.layerwise import assembly
 from leakwatch.layerwise.factors import Workspace
 from leakwatch.layerwise.gram import columns_stored, gram
 from leakwatch.scores import score
