@@ -18,7 +18,7 @@ class Headline:
     """Predicted PSNR at the last probe of a run, and the run's worst moment.
 
     Args:
-        quantity: ``i2f_bayes_psnr`` or ``i2f_psnr``.
+        quantity: one of :data:`leakwatch.reporting.quantities.HEADLINES`.
         moment: The last probe.
         probes: At how many moments it was recorded.
         column: Its values, in dB.

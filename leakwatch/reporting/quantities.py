@@ -13,7 +13,7 @@ from typing import Any, Final, final
 HIGHER_MORE: Final = "higher = more exposed"
 HIGHER_LESS: Final = "higher = less exposed"
 
-HEADLINES: Final = ("i2f_bayes_psnr", "i2f_psnr")
+HEADLINES: Final = ("joint_i2f_bayes_psnr", "i2f_bayes_psnr", "i2f_psnr")
 """Predicted PSNR, the number that a person understands: best first."""
 
 
