@@ -17,12 +17,12 @@ from leakwatch.reporting import (
     without_layers,
 )
 from leakwatch.reporting.keys import PREFIX
+from leakwatch.reporting.quantities import HEADLINES
 
 __all__ = ["scalars_of", "sentence", "time_rows"]
 
 # More classes than this get keys of their own for the predicted PSNR only.
 _MOST_CLASS_KEYS = 20
-_HEADLINES = ("i2f_bayes_psnr", "i2f_psnr")
 
 
 def time_rows(shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
@@ -56,7 +56,7 @@ def scalars_of(
         without_layers(rows),
         _quantities(described),
         probes.class_names,
-        per_class=_HEADLINES if many else None,
+        per_class=HEADLINES if many else None,
     )
     return {prefix + k.removeprefix(PREFIX): float(v) for k, v in scalars.items()}
 
@@ -77,7 +77,7 @@ def sentence(
     last = rows[-1]
     seconds = next(row.value for row in rows if row.quantity == "seconds")
     start = f"leakwatch epoch {last.epoch} (step {last.step}):"
-    for name in _HEADLINES:
+    for name in HEADLINES:
         found = table.last(name)
         if found is None:
             continue

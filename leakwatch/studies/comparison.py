@@ -73,7 +73,7 @@ class InitializationComparison:
 
     def verdict(
         self,
-        quantity: str = HEADLINES[0],
+        quantity: str | None = None,
         moment: Moment = "initial",
         *,
         level: float = 0.95,
@@ -86,7 +86,7 @@ class InitializationComparison:
         of their difference over the same samples excludes zero.
 
         Args:
-            quantity: a score, or ``"<attack>_mse"``.
+            quantity: a score, or ``"<attack>_mse"``; default: the predicted PSNR.
             moment: ``"initial"`` or ``"trained"``.
             level: coverage of the intervals, in (0, 1).
             resamples: of the bootstrap.
@@ -95,8 +95,9 @@ class InitializationComparison:
             ValueError: for a quantity or moment that was not measured, or a quantity
                 that does not say which end is exposed.
         """
-        points = self.of(quantity, moment)
-        known = self.quantities[quantity]
+        name = self._lead if quantity is None else quantity
+        points = self.of(name, moment)
+        known = self.quantities[name]
         log = logarithmic(known)
         values = cells(points, self.schemes, self.seeds, self.samples, log=log)
         return rank(
@@ -149,8 +150,8 @@ class InitializationComparison:
         """A few lines of text: one for each initialisation, most exposed first."""
         names = [n for n in (*self.attacks, *_SHOWN) if n in self.quantities]
         verdicts = {name: self.verdict(name, moment) for name in names}
-        lead = HEADLINES[0] if HEADLINES[0] in verdicts else names[0]
-        order = [r.scheme for r in (*verdicts[lead].ranked, *verdicts[lead].unknown)]
+        lead = verdicts.get(self._lead, verdicts[names[0]])
+        order = [r.scheme for r in (*lead.ranked, *lead.unknown)]
         found = {
             (name, r.scheme): number(r.mean)
             for name, verdict in verdicts.items()
@@ -208,6 +209,11 @@ class InitializationComparison:
             return path
         write_atomically(where / "report.html", page.encode())
         return where / "report.html"
+
+    @property
+    def _lead(self) -> str:
+        """The predicted PSNR that was measured: ranks where nothing is named."""
+        return next((n for n in HEADLINES if n in self.quantities), HEADLINES[-1])
 
     def _check(self, quantity: str, moment: str) -> None:
         if quantity not in self.quantities:
