@@ -47,7 +47,8 @@ OK: Final = Status("ok")
 
 
 _CONTENT = re.compile(r"(tensor\(|array\(|\[\[|\[\s*-?\d+[.,\s]).*", re.DOTALL)
-_DECIMAL = re.compile(r"-?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
+# Not the numbers inside names, such as "layer1.0.conv".
+_DECIMAL = re.compile(r"(?<![\w.])-?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def describe_error(error: BaseException) -> str:
@@ -65,6 +66,8 @@ def describe_error(error: BaseException) -> str:
     Example:
         >>> describe_error(ValueError("bad input tensor([[0.8999, 0.6646]])"))
         'ValueError: bad input …'
+        >>> describe_error(ValueError("0.25 reached layer1.0.weight"))
+        'ValueError: … reached layer1.0.weight'
     """
     line = " ".join(str(error).split())
     text = _DECIMAL.sub("…", _CONTENT.sub("…", line))[:160]

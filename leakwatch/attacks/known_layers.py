@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -16,7 +16,16 @@ from leakwatch.attacks.kernels import Affine, Kernel, Linear
 from leakwatch.evaluation import SampleLoss, Weights
 from leakwatch.layerwise.constant_convolution import ConstantConvolution
 
-__all__ = ["Layer", "Layout", "Made", "NotLayerwiseError", "known_layers", "layouts"]
+__all__ = [
+    "Layer",
+    "Layout",
+    "Made",
+    "NotLayerwiseError",
+    "check_every_layer_known",
+    "known_layers",
+    "layouts",
+    "readable",
+]
 
 Layout: TypeAlias = Literal["channels_last", "contiguous"]
 
@@ -108,6 +117,29 @@ def known_layers(loss: SampleLoss, at: Weights, layout: Layout) -> list[Layer]:
             names = tuple(shared[k] for k in ("weight", "bias") if k in shared)
             found.append(Layer(module, names, made))
     return found
+
+
+def check_every_layer_known(layers: Sequence[Layer], at: Weights) -> None:
+    """Refuses a network of whose layers not all are known.
+
+    Args:
+        layers: those known.
+        at: the network's weights.
+
+    Raises:
+        NotLayerwiseError: names the shared parameters of other layers.
+    """
+    missing = at.shared.keys() - {name for layer in layers for name in layer.names}
+    if missing:
+        raise NotLayerwiseError(
+            f"{readable(missing)} belong to no linear, convolution or normalisation "
+            f"layer of their own"
+        )
+
+
+def readable(names: Iterable[str]) -> str:
+    """Names of parameters as the network's owner knows them, for a sentence."""
+    return ", ".join(sorted(name.removeprefix("module.") for name in names))
 
 
 def _made(

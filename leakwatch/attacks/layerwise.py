@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from leakwatch.attacks.convolutions import Convolution
+from leakwatch.attacks.elsewhere import check_own
 from leakwatch.attacks.known_layers import (
     Layer,
     Layout,
     NotLayerwiseError,
+    check_every_layer_known,
     known_layers,
     layouts,
 )
@@ -70,15 +72,10 @@ class LayerwisePath:
         self._layout = layout
         self._layers = known_layers(loss, at, layout)
         self._written: set[int] = set()
-        self._settled = False
+        self._settled = self._checked = False
         self._names = [name for layer in self._layers for name in layer.names]
         self._buffers = [name for name, _ in loss.named_buffers()]
-        missing = at.shared.keys() - set(self._names)
-        if missing:
-            raise NotLayerwiseError(
-                f"{', '.join(sorted(missing))} belong to no linear, convolution or "
-                f"normalisation layer of their own"
-            )
+        check_every_layer_known(self._layers, at)
         sizes = {name: p.numel() for name, p in at.shared.items()}
         self.sizes = [sizes[name] for name in self._names]
 
@@ -90,6 +87,8 @@ class LayerwisePath:
     def graph(self, x: Tensor, y: Tensor, weight: Tensor, features: bool) -> Graph:
         """See :class:`leakwatch.attacks.paths.Path`."""
         attacks, images = x.shape[:2]
+        if not self._checked:
+            self._check(x.detach().flatten(0, 1).clone(), y.flatten(0, 1))
         while True:
             batch = x.detach().flatten(0, 1)
             if batch.ndim == 4 and self._layout == "channels_last":
@@ -119,6 +118,15 @@ class LayerwisePath:
             )
         kept = tuple(f.view(attacks, images, *f.shape[1:]) for f in seen)
         return _LayerGraph(self, x, y, batch, calls, deltas, kept)
+
+    @substituting
+    def _check(self, batch: Tensor, y: Tensor) -> None:
+        with self._recording(batch, []):
+            check_own(
+                self._at,
+                lambda shared: self._loss.batch(self._tensors() | shared, batch, y),
+            )
+        self._checked = True
 
     @substituting
     def settle(self, x: Tensor, y: Tensor) -> None:

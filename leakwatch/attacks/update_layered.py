@@ -9,7 +9,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from leakwatch.attacks.known_layers import NotLayerwiseError, known_layers
+from leakwatch.attacks.elsewhere import check_own
+from leakwatch.attacks.known_layers import (
+    NotLayerwiseError,
+    check_every_layer_known,
+    known_layers,
+)
 from leakwatch.attacks.quiet import is_quiet
 from leakwatch.attacks.update_calls import Call, NodeT, Placed, Recorded, own, received
 from leakwatch.attacks.update_layers import Node
@@ -41,16 +46,11 @@ class LayeredPath:
         self.at = at
         self.layers = known_layers(loss, at, "contiguous")
         self._operators = [operator_of(layer) for layer in self.layers]
-        missing = at.shared.keys() - {n for lay in self.layers for n in lay.names}
-        if missing:
-            raise NotLayerwiseError(
-                f"{', '.join(sorted(missing))} belong to no linear, convolution or "
-                f"normalisation layer of their own"
-            )
+        check_every_layer_known(self.layers, at)
         self._module_names = {id(m): name for name, m in loss.named_modules()}
         self._buffers = {name for name, _ in loss.named_buffers()}
         self._written: set[int] = set()
-        self._settled = False
+        self._settled = self._checked = False
 
     def graph(self, w: Tensor, x: Tensor, y: Tensor) -> UpdateGraph:
         """See :class:`UpdatePath`."""
@@ -73,6 +73,8 @@ class LayeredPath:
             y: labels, ``(attacks, images)``.
         """
         attacks, images = x.shape[:2]
+        if not self._checked:
+            self._check(nodes(), x.detach().flatten(0, 1).clone(), y.flatten(0, 1))
         while True:
             placed = nodes()
             batch = x.detach().flatten(0, 1)
@@ -96,6 +98,15 @@ class LayeredPath:
             materialize_grads=True,
         )
         return Recorded(batch, placed, calls, list(deltas))
+
+    @substituting
+    def _check(self, nodes: Sequence[Placed], batch: Tensor, y: Tensor) -> None:
+        with self._recording(nodes, []):
+            check_own(
+                self.at,
+                lambda shared: self._loss.batch(self._tensors() | shared, batch, y),
+            )
+        self._checked = True
 
     @substituting
     def settle(self, x: Tensor, y: Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from leakwatch.attacks.update_choice import UpdatePathName, opened
 from leakwatch.evaluation import UnsupportedModuleError
@@ -162,6 +163,29 @@ def test_other_networks_are_attacked_one_by_one(
         pytest.raises(UnsupportedModuleError, match="use path='auto'"),
     ):
         path_for(w, x, y)
+
+
+def penalised(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Moves gradients by far less than two paths may differ in float32."""
+    penalty = sum(p.square().sum() for p in module.parameters())
+    return F.cross_entropy(module(x), y, reduction="none") + 1e-5 * penalty
+
+
+def test_a_penalty_in_the_criterion_is_not_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.Tanh(), nn.Linear(8, 3))
+    w = flat(net).expand(2, -1)
+    x, y = torch.rand(2, 3, 2, 6, 6), torch.ones(2, 3).long()
+    with opened(GradientMap(net, penalised)) as path_for:
+        path = path_for(w, x, y)
+        assert path.name == "plain"
+        found = path.graph(w, x, y).flat[0]
+    assert "uses 1.bias, 1.weight, 3.bias, 3.weight outside their layers" in caplog.text
+    loss = penalised(net, x[0], y[0]).mean()
+    g = torch.autograd.grad(loss, list(net.parameters()))
+    expected = torch.cat([t.flatten() for t in g])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 class Mixes(nn.Module):
