@@ -44,8 +44,10 @@ class MixUp:
             the same batch, in a random cycle, so that no sample is its own partner.
 
     Raises:
-        TypeError: if the coefficient is neither a number nor two.
-        ValueError: for coefficients outside of (0, 1].
+        TypeError: if the coefficient is neither a number nor two, ``mix_labels`` no
+            truth value, or ``public`` no pair of tensors.
+        ValueError: for coefficients outside of (0, 1], or another number of public
+            labels than samples.
 
     Example:
         >>> import torch
@@ -67,7 +69,23 @@ class MixUp:
 
     def __post_init__(self) -> None:
         _ = self._ends
-        if self.public is not None and len(self.public[0]) != len(self.public[1]):
+        if not isinstance(self.mix_labels, bool):
+            raise TypeError(
+                f"mix_labels must be True or False, got a "
+                f"{type(self.mix_labels).__name__}; partners go by name, "
+                f"public=(samples, labels)."
+            )
+        if self.public is None:
+            return
+        pair: object = self.public
+        if not isinstance(pair, tuple | list) or [
+            isinstance(t, Tensor) for t in pair
+        ] != [True, True]:
+            raise TypeError(
+                f"public must be (samples, labels), two tensors, got a "
+                f"{type(pair).__name__}; convert arrays with torch.as_tensor."
+            )
+        if len(self.public[0]) != len(self.public[1]):
             raise ValueError(
                 f"public must be (samples, labels) of one length, got "
                 f"{len(self.public[0])} and {len(self.public[1])}."

@@ -84,7 +84,8 @@ def principal_subspace(
         The share of each step's gradient in the subspace.
 
     Raises:
-        TypeError: if k is no integer.
+        TypeError: for no tensor, such as what a training without a record has kept, or
+            if k is no integer.
         ValueError: for another shape, k out of range, values that are not finite, or
             gradients that are all zero.
 
@@ -93,6 +94,12 @@ def principal_subspace(
         >>> found.ratios.round(decimals=6).tolist(), round(found.total, 4)
         ([1.0, 1.0, 0.0], 0.9286)
     """
+    if not isinstance(gradients, Tensor):
+        raise TypeError(
+            f"gradients must be a tensor of shape (T, d_θ), got a "
+            f"{type(gradients).__name__}; train_client(..., record='full') keeps them "
+            f"in recorded."
+        )
     if gradients.ndim != 2 or 0 in gradients.shape:
         raise ValueError(
             f"gradients must have shape (T, d_θ), one row per local step, got "

@@ -211,7 +211,8 @@ def check_coefficients(coefficients: Sequence[float]) -> None:
         TypeError: for what is not a number.
         ValueError: for no list, or numbers out of range or twice.
     """
-    if isinstance(coefficients, float | int | str):
+    given: object = coefficients
+    if isinstance(given, str) or not isinstance(given, Sequence):
         raise ValueError(
             f"mixup must be a list of coefficients, such as [0.9, 0.5], got "
             f"{coefficients!r}."

@@ -225,6 +225,11 @@ def test_bad_arguments(samples: Samples) -> None:
             MixUp(odd)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="of one length, got 2 and 3"):
         MixUp(0.5, public=(torch.rand(2, 1, 8, 8), torch.zeros(3)))
+    with pytest.raises(TypeError, match="partners go by name"):
+        MixUp(0.5, torch.rand(2, 1, 8, 8), torch.zeros(2))  # type: ignore[arg-type]
+    for unlike in (torch.rand(2, 8), (torch.rand(2, 8),), ([0.5], [1])):
+        with pytest.raises(TypeError, match=r"must be \(samples, labels\)"):
+            MixUp(0.5, public=unlike)  # type: ignore[arg-type]
     one = samples.select(slice(0, 1))
     with pytest.raises(ValueError, match="nobody to be mixed with"):
         MixUp(0.5).protect(one.gradient, generator=torch.Generator(), samples=one)

@@ -79,6 +79,14 @@ def test_subspace_errors(gradients: Tensor, dimension: int, text: str) -> None:
         principal_subspace(gradients, dimension)
 
 
+def test_a_training_without_a_record_has_no_subspace() -> None:
+    net, x = nn.Linear(3, 2), torch.rand(4, 3)
+    how = LocalTraining(epochs=1, batch_size=4, lr=0.1)
+    update = train_client(net, x, torch.tensor([0, 1, 1, 0]), how)
+    with pytest.raises(TypeError, match="record='full'"):
+        principal_subspace(update.recorded)  # type: ignore[arg-type]
+
+
 class Bowl(nn.Module):
     """Loss ½ wᵀAw whatever the sample: the path of the weights is known."""
 
