@@ -164,8 +164,18 @@ class FirstOrder:
             raise ValueError(f"time_limit must be positive, got {time_limit} seconds.")
         device = next(gradients.module.parameters()).device
         labels, doubts = self._labels(gradients, shared)
-        x = self._first_images(
-            gradients, shared, pixels, start, seed, restarts, initial
+        x = start.images(
+            initial,
+            targets=shared.targets,
+            images=shared.images,
+            shape=shared.sample_shape,
+            restarts=restarts,
+            seed=seed,
+            pixels=pixels,
+            box=self.box,
+            index=shared.index,
+            dtype=gradients.dtype,
+            device=device,
         )
         problem = MatchingProblem(
             gradients,
@@ -213,39 +223,6 @@ class FirstOrder:
             "" if s.word == "ok" else f"The labels were inferred: {s}."
             for s in found.status
         )
-
-    def _first_images(
-        self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        pixels: PixelScale,
-        start: Start,
-        seed: int,
-        restarts: int,
-        initial: Tensor | None,
-    ) -> Tensor:
-        device = next(gradients.module.parameters()).device
-        size = (restarts, shared.targets, shared.images, *shared.sample_shape)
-        if initial is None:
-            x = start.draw(
-                targets=shared.targets,
-                images=shared.images,
-                shape=shared.sample_shape,
-                restarts=restarts,
-                seed=seed,
-                pixels=pixels,
-                index=shared.index,
-                dtype=gradients.dtype,
-                device=device,
-            )
-        elif tuple(initial.shape) == size and bool(torch.isfinite(initial).all()):
-            x = initial.detach().to(device, gradients.dtype, copy=True)
-        else:
-            raise ValueError(
-                f"initial must be finite images of shape (restarts, targets, images, "
-                f"*sample) = {size}, got {tuple(initial.shape)}."
-            )
-        return pixels.clamp(x) if self.box else x
 
     def _reconstruction(
         self,

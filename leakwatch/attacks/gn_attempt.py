@@ -97,27 +97,20 @@ class Attempt:
     ) -> Float[Tensor, "restarts targets images ..."]:
         """Where the waves begin, pixels."""
         shared = self.shared
-        size = (restarts, shared.targets, shared.images, *shared.sample_shape)
-        if initial is None:
-            x = self.start.draw(
-                targets=shared.targets,
-                images=shared.images,
-                shape=shared.sample_shape,
-                restarts=restarts,
-                seed=seed,
-                pixels=self.pixels,
-                index=shared.index,
-                dtype=torch.float64,
-                device=shared.gradient.device,
-            )
-        elif tuple(initial.shape) == size and bool(torch.isfinite(initial).all()):
-            x = initial.detach().to(shared.gradient.device, torch.float64)
-        else:
-            raise ValueError(
-                f"initial must be finite images of shape (restarts, targets, images, "
-                f"*sample) = {size}, got {tuple(initial.shape)}."
-            )
-        return self.pixels.to_pixels(self.pixels.clamp(x) if self.attack.box else x)
+        x = self.start.images(
+            initial,
+            targets=shared.targets,
+            images=shared.images,
+            shape=shared.sample_shape,
+            restarts=restarts,
+            seed=seed,
+            pixels=self.pixels,
+            box=self.attack.box,
+            index=shared.index,
+            dtype=torch.float64,
+            device=shared.gradient.device,
+        )
+        return self.pixels.to_pixels(x)
 
     def kick(
         self, seed: int, wave: int, first: Tensor, known: Tensor, rest: Tensor

@@ -175,5 +175,61 @@ class Start:
             out = truth + self.radius * out.sign()
         return out.to(device=device, dtype=dtype)
 
+    def images(
+        self,
+        initial: Float[Tensor, "restarts targets images ..."] | None,
+        *,
+        targets: int,
+        images: int,
+        shape: tuple[int, ...],
+        restarts: int,
+        seed: int,
+        pixels: PixelScale,
+        box: bool,
+        index: Sequence[int] | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Float[Tensor, "restarts targets images ..."]:
+        """First images of all attacks, drawn unless they are given.
+
+        Args:
+            initial: given ones, network inputs; copied.
+            targets: see :meth:`draw`.
+            images: see :meth:`draw`.
+            shape: see :meth:`draw`.
+            restarts: see :meth:`draw`.
+            seed: see :meth:`draw`.
+            pixels: range of the images.
+            box: whether images begin within that range.
+            index: see :meth:`draw`.
+            dtype: of the result.
+            device: of the result.
+
+        Raises:
+            ValueError: for given images of another shape or that are not finite, and
+                as :meth:`draw` does.
+        """
+        size = (restarts, targets, images, *shape)
+        if initial is None:
+            x = self.draw(
+                targets=targets,
+                images=images,
+                shape=shape,
+                restarts=restarts,
+                seed=seed,
+                pixels=pixels,
+                index=index,
+                dtype=dtype,
+                device=device,
+            )
+        elif tuple(initial.shape) == size and bool(torch.isfinite(initial).all()):
+            x = initial.detach().to(device, dtype, copy=True)
+        else:
+            raise ValueError(
+                f"initial must be finite images of shape (restarts, targets, images, "
+                f"*sample) = {size}, got {tuple(initial.shape)}."
+            )
+        return pixels.clamp(x) if box else x
+
     def __repr__(self) -> str:
         return f"Start.{self.name}({f'radius={self.radius}' if self.radius else ''})"

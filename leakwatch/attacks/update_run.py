@@ -121,7 +121,19 @@ def run(
             f"{size}; was another model, or a frozen part, used?"
         )
     labels, found = client_labels(gradients, update, seed)
-    x = _first_images(plan, gradients, update, pixels, start, seed, restarts, initial)
+    x = start.images(
+        initial,
+        targets=update.clients,
+        images=plan.sets * update.samples,
+        shape=update.sample_shape,
+        restarts=restarts,
+        seed=seed,
+        pixels=pixels,
+        box=plan.settings.box,
+        index=update.index,
+        dtype=gradients.dtype,
+        device=next(gradients.module.parameters()).device,
+    )
     labels = plan.arranged(labels.to(x.device))
     flat = x.flatten(0, 1)
     alphas = Alphas(
@@ -138,41 +150,6 @@ def run(
         outcome = descent.run(x, objective, alphas)
         base = _uninformed(plan, objective, update, pixels, outcome)
     return _reconstruction(plan, update, labels, found, outcome, base, began)
-
-
-def _first_images(
-    plan: Plan,
-    gradients: GradientMap,
-    update: WeightUpdate,
-    pixels: PixelScale,
-    start: Start,
-    seed: int,
-    restarts: int,
-    initial: Tensor | None,
-) -> Tensor:
-    images = plan.sets * update.samples
-    size = (restarts, update.clients, images, *update.sample_shape)
-    device = next(gradients.module.parameters()).device
-    if initial is None:
-        x = start.draw(
-            targets=update.clients,
-            images=images,
-            shape=update.sample_shape,
-            restarts=restarts,
-            seed=seed,
-            pixels=pixels,
-            index=update.index,
-            dtype=gradients.dtype,
-            device=device,
-        )
-    elif tuple(initial.shape) == size and bool(torch.isfinite(initial).all()):
-        x = initial.detach().to(device, gradients.dtype, copy=True)
-    else:
-        raise ValueError(
-            f"initial must be finite images of shape (restarts, clients, images, "
-            f"*sample) = {size}, got {tuple(initial.shape)}."
-        )
-    return pixels.clamp(x) if plan.settings.box else x
 
 
 def _uninformed(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
-import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
+from leakwatch.measured import Measured
 from leakwatch.status import Status
 
 __all__ = ["QualityResult"]
@@ -17,7 +16,7 @@ __all__ = ["QualityResult"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class QualityResult(Mapping[str, Tensor]):
+class QualityResult(Measured):
     """Quality of n reconstructions: ``result["psnr"]`` is an ``(n,)`` float64 tensor.
 
     Attributes:
@@ -33,35 +32,14 @@ class QualityResult(Mapping[str, Tensor]):
         psnr_ceiling: dB at which PSNR ends, see :func:`leakwatch.quality.quality`.
     """
 
+    kind: ClassVar[str] = "metric"
     numbers: dict[str, Float64[Tensor, " n"]]
     status: dict[str, tuple[Status, ...]]
     data_range: float
     psnr_ceiling: float
     absent: dict[str, str] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Tensor:
-        self._check(name)
-        return self.numbers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def usable(self, name: str) -> Bool[Tensor, " n"]:
-        """Which samples have a number worth reading, ``(n,)``.
-
-        Raises:
-            KeyError: if that metric is not in the result.
-        """
-        self._check(name)
-        return torch.tensor([s.usable for s in self.status[name]])
-
     def _check(self, name: str) -> None:
         if name in self.absent:
             raise KeyError(f"no {name!r} in this result: {self.absent[name]}")
-        if name not in self.numbers:
-            raise KeyError(
-                f"no metric {name!r} in this result; it holds {', '.join(self.numbers)}"
-            )
+        super()._check(name)

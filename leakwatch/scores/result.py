@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, final
+from typing import ClassVar, Final, NamedTuple, final
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.measured import Measured
 from leakwatch.status import OK, Status
 
 #: Up to this relative error, at worst, a number is "ok"; up to USABLE "estimated".
@@ -69,7 +68,7 @@ def judged(number: float, low: float, high: float, what: str) -> Value:
 
 @final
 @dataclass(frozen=True, eq=False)
-class ScoreResult(Mapping[str, Tensor]):
+class ScoreResult(Measured):
     """Scores of a batch: ``result["lavp_l2_max"]`` is a ``(batch,)`` float64 tensor.
 
     Attributes:
@@ -86,6 +85,7 @@ class ScoreResult(Mapping[str, Tensor]):
         seconds: wall-clock time.
     """
 
+    kind: ClassVar[str] = "score"
     numbers: dict[str, Float[Tensor, " batch"]]
     status: dict[str, tuple[Status, ...]]
     solver: str
@@ -93,28 +93,3 @@ class ScoreResult(Mapping[str, Tensor]):
     reason: str = ""
     seconds: float = 0.0
     traces: dict[str, Float[Tensor, " batch"]] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Tensor:
-        self._check(name)
-        return self.numbers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def usable(self, name: str) -> Bool[Tensor, " batch"]:
-        """Which samples have a number worth reading, ``(batch,)``.
-
-        Raises:
-            KeyError: if that score is not in the result.
-        """
-        self._check(name)
-        return torch.tensor([s.usable for s in self.status[name]])
-
-    def _check(self, name: str) -> None:
-        if name not in self.numbers:
-            raise KeyError(
-                f"no score {name!r} in this result; it holds {', '.join(self.numbers)}"
-            )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.measured import Measured
 from leakwatch.status import Status
 
 __all__ = ["UpdateScores"]
@@ -17,7 +16,7 @@ __all__ = ["UpdateScores"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class UpdateScores(Mapping[str, Tensor]):
+class UpdateScores(Measured):
     """Scores of clients' samples: ``result["i2f_bayes_psnr"]`` is ``(clients, N)``.
 
     A name without prefix is about a sample of which the attacker knows all others
@@ -38,6 +37,7 @@ class UpdateScores(Mapping[str, Tensor]):
         seconds: wall-clock time.
     """
 
+    kind: ClassVar[str] = "score"
     numbers: dict[str, Float[Tensor, "clients N"]]
     status: dict[str, tuple[tuple[Status, ...], ...]]
     client_numbers: dict[str, Float[Tensor, " clients"]]
@@ -48,28 +48,3 @@ class UpdateScores(Mapping[str, Tensor]):
     noise_std: Float[Tensor, " clients"]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-
-    def __getitem__(self, name: str) -> Tensor:
-        self._check(name)
-        return self.numbers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def usable(self, name: str) -> Bool[Tensor, "clients N"]:
-        """Which samples have a number worth reading.
-
-        Raises:
-            KeyError: if that score is not in the result.
-        """
-        self._check(name)
-        return torch.tensor([[s.usable for s in row] for row in self.status[name]])
-
-    def _check(self, name: str) -> None:
-        if name not in self.numbers:
-            raise KeyError(
-                f"no score {name!r} in this result; it holds {', '.join(self.numbers)}"
-            )
