@@ -534,6 +534,13 @@ CASES = [
             lambda m: m.register_buffer("same", m.a.weight),
         ),
     ),
+    Case(
+        "scalar-parameter",
+        function(
+            lambda m, x: m.scale.exp() * _plain(m, x),
+            lambda m: setattr(m, "scale", nn.Parameter(torch.tensor(0.3))),
+        ),
+    ),
     Case("unused", function(lambda m, x: m.b(x[:, :6].sin()))),
     Case(
         "independent-of-input",

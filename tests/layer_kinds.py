@@ -73,6 +73,17 @@ class Functional(nn.Module):
         return F.linear(input=out, weight=self.weight, bias=self.bias)
 
 
+class Scalar(nn.Module):
+    """A parameter without dimensions, such as a temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale.exp() * x
+
+
 def twice(make: Build) -> Build:
     def build() -> nn.Module:
         layer = make()
@@ -175,6 +186,7 @@ TOKENS: dict[str, Build] = {
     "linear-tied": tied(lambda: nn.Linear(6, 6)),
     "linear-frozen-bias": frozen(lambda: nn.Linear(6, 6), "bias"),
     "functional": Functional,
+    "scalar": Scalar,
     "layer-norm": lambda: settled(nn.LayerNorm(6)),
     "layer-norm-no-bias": lambda: settled(nn.LayerNorm(6, bias=False)),
     "rms-norm": lambda: settled(nn.RMSNorm(6)),

@@ -50,25 +50,33 @@ def fixed_logit_gradient(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @final
-class _Smoothed:
+class _Kinks:
+    """Whether any were met: survives an evaluation, which puts attributes back."""
+
+    met = False
+
+
+@final
+class _Smoothed(nn.Module):
     """A criterion with smoothed kinks, whose width comes with the label.
 
     Under ``vmap`` each attack then has a width of its own: y holds label entries and,
-    last, τ.
+    last, τ. A module, since the criterion's own parameters are shared too.
     """
 
     def __init__(self, criterion: Criterion, *, integer: bool) -> None:
+        super().__init__()
         self.criterion = criterion
         self.integer = integer
-        self.kinked = False
+        self.kinks = _Kinks()
 
-    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         labels, width = y[:, :-1], y[0, -1]
         if self.integer:
             labels = labels[:, 0].long()
         with SmoothedKinks(width) as mode:
             out = self.criterion(module, x, labels)
-        self.kinked |= mode.met
+        self.kinks.met |= mode.met
         return out
 
 
@@ -148,7 +156,7 @@ class Objective:
     @property
     def kinked(self) -> bool:
         """Whether a ReLU was met."""
-        return self._criterion.kinked
+        return self._criterion.kinks.met
 
     def to_input(self, p: Float[Tensor, "rows n"]) -> Float[Tensor, "rows images ..."]:
         """Network inputs of pixels."""

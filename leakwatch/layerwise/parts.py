@@ -62,7 +62,8 @@ class Rows:
                 ``tangents`` has Δ itself.
         """
         if isinstance(self.layer, str) or self.columns is None:
-            return tangents.others[str(self.layer)].flatten(1)
+            found = tangents.others[str(self.layer)]
+            return found.reshape(len(found), math.prod(found.shape[1:]))
         found = self.columns.of_inputs([tangents.inputs[k] for k in self.layer.keys])
         if shares is not None and self.moved is not None:
             return found.addmm_(shares, self.moved)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from attacks.gauss_newton_problems import PIXELS, net, problem, psnr
+from attacks.gauss_newton_problems import PIXELS, net, problem, psnr, samples
 from leakwatch.attacks import Reconstruction, SharedGradient, Start
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
@@ -149,6 +150,26 @@ def test_labels_are_inferred_when_they_are_unknown() -> None:
     gradients, shared, x = problem(3)
     found = attacked(GaussNewton(), gradients, shared.without_labels(), restarts=4)
     assert found.labels.tolist() == [0, 1, 2]
+    assert float(psnr(found.images, x).min()) > 100
+
+
+def test_the_criterion_s_own_parameters_are_matched_too() -> None:
+    class Scaled(nn.Module):
+        """Cross-entropy at a temperature that is trained, and shared."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.factor * module(x), y, reduction="none")
+
+    x, y = samples(2)
+    gradients = GradientMap(net(nn.ReLU), Scaled(), dtype=torch.float64)
+    assert gradients.size == GradientMap(net()).size + 1
+    shared = SharedGradient.of(gradients, x, y)
+    found = attacked(GaussNewton(), gradients, shared, Start.near(x, 0.1))
+    assert [s.word for s in found.status] == ["ok"] * 2
     assert float(psnr(found.images, x).min()) > 100
 
 
