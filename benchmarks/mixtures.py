@@ -7,7 +7,7 @@ The network and the attack of ``trade_off.py``: a LeNet with sigmoids, trained w
 defense on MNIST pooled to 14×14, then for some steps of SGD under each defense from the
 same weights with the same batches. Test digits are mixed with training digits, and
 attacked by who takes the message for the gradient of one image (naive), by who knows
-α and both labels and takes the mean image off (estimating), and by who knows the
+α and both labels and what images are like (estimating), and by who knows the
 partner (adaptive). With ``--queries 4`` each is mixed with four of them in turn. Other
 ``--defenses`` at ``--budgets`` stand beside; ``--coefficients`` without a number leaves
 the mixtures out.

@@ -58,7 +58,8 @@ def observed(
     - *Pruning*: entries that were set to zero are left out.
     - *Clipping* where it bit: the cosine distance.
     - *Mixing*: the loss is mixed as the defense mixes it, so that what matches is the
-      mixture x'; then :meth:`Mixing.unmixed`.
+      mixture x'; then :meth:`Mixing.unmixed`, or
+      :func:`leakwatch.defenses.mixing.estimate` without the partner.
 
     The naive attacker matches ``shared.gradient`` with the map itself.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
@@ -14,7 +15,9 @@ from leakwatch.evaluation import Criterion
 from leakwatch.gradients import GradientMap
 from leakwatch.losses import classification_criterion, cross_entropy
 
-__all__ = ["Mixing"]
+__all__ = ["Mixing", "estimate"]
+
+_SMALLEST: Final = 1e-30
 
 
 @final
@@ -134,34 +137,25 @@ class Mixing:
         """
         return self._mix(lambda y: gradients.jvp(self.mixed, y, self.shift))
 
-    def unmixed(
-        self,
-        found: Float[Tensor, "n ..."],
-        partner: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "n ..."]:
-        """What an attacker makes of a reconstruction of x'.
+    def unmixed(self, found: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """What an attacker who knows partner and α makes of a reconstruction of x'.
 
         (x̂' − (1 − α)x_p)/α: an error of x̂' becomes 1/α times as large, and nothing else
-        protects the sample from who knows partner and α. Public partners, or repeated
-        ones, are known.
+        protects the sample from him. Public partners, or repeated ones, are known.
 
         Args:
             found: reconstructions of the mixed samples, network inputs.
-            partner: what is taken off in the partners' place by who doesn't know them,
-                such as the mean image: adds (1 − α)/α times the distance to the error.
         """
         alpha = self._alpha(found)
-        off = self.partner if partner is None else partner
-        return (found - (1 - alpha) * off.to(found)) / alpha
+        return (found - (1 - alpha) * self.partner.to(found)) / alpha
 
-    def background_error(
+    def estimation_error(
         self, prior_std: float, queries: int = 1
     ) -> Float[Tensor, " n"]:
-        """Mean squared error of a pixel left by taking the mean image off.
+        """Mean squared error of a pixel that :func:`estimate` leaves.
 
-        (1 − α)²R²/(α²K) in expectation over partners of variance R² a pixel, when the
-        reconstructions of K mixtures with partners of their own are averaged, none of
-        them clamped.
+        R²/(1 + K α²/(1 − α)²) in expectation over samples and partners of variance R² a
+        pixel, drawn alike, from K mixtures with partners of their own.
 
         Args:
             prior_std: R, root mean square over pixels of their standard deviation.
@@ -171,11 +165,12 @@ class Mixing:
             >>> import torch
             >>> x, y = torch.zeros(1, 4), torch.tensor([0])
             >>> half = Mixing(x, y, x, y, torch.tensor([0.5]).double())
-            >>> half.background_error(0.2, queries=4).tolist()
-            [0.010000000000000002]
+            >>> [round(float(half.estimation_error(0.2, k)), 9) for k in (1, 3)]
+            [0.02, 0.01]
         """
         r, k = check_number("prior_std", prior_std), check_count("queries", queries)
-        return ((1 - self.coefficient) / self.coefficient * r).square() / k
+        rest = (1 - self.coefficient).square()
+        return r**2 * rest / (rest + k * self.coefficient.square())
 
     def _alpha(self, like: Tensor) -> Tensor:
         alpha = self.coefficient.view(-1, *[1] * (like.ndim - 1))
@@ -207,3 +202,48 @@ class _MixedLoss:
         else:
             own, theirs = (self.criterion(module, x, of) for of in (y, other))
         return self.alpha * own + (1 - self.alpha) * theirs
+
+
+def estimate(
+    mixings: Sequence[Mixing],
+    found: Sequence[Float[Tensor, "n ..."]],
+    mean: Float[Tensor, "..."],
+) -> Float[Tensor, "n ..."]:
+    """The samples, from mixtures with different unknown partners.
+
+    The linear estimate of least mean squared error where samples and partners are drawn
+    alike, with mean μ: with p_k = α_k²/(1 − α_k)²,
+
+        x̂ = μ + Σ_k p_k (x'_k − μ)/α_k / (1 + Σ_k p_k).
+
+    The variance of pixels drops out of it. See :meth:`Mixing.estimation_error`.
+
+    Args:
+        mixings: of which only the coefficients are used, one for each mixture.
+        found: the mixtures, or reconstructions of them, network inputs.
+        mean: μ, network inputs, the shape of one sample.
+
+    Raises:
+        ValueError: for no mixtures, or another number of them than of mixings.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.ones(1, 4), torch.tensor([0])
+        >>> one = Mixing(x, y, torch.zeros(1, 4), y, torch.tensor([0.75]))
+        >>> estimate([one], [one.mixed], torch.zeros(4)).tolist()
+        [[0.9, 0.9, 0.9, 0.9]]
+    """
+    if not mixings or len(mixings) != len(found):
+        raise ValueError(
+            f"estimate needs each mixture's coefficients, at least one; got "
+            f"{len(mixings)} mixings and {len(found)} mixtures."
+        )
+    mean = mean.to(found[0])
+    total, weights = torch.zeros_like(found[0]), torch.ones_like(found[0])
+    for mixing, image in zip(mixings, found, strict=True):
+        alpha = mixing._alpha(image)
+        # Nothing is mixed in at α = 1: that image counts alone.
+        precision = alpha.square() / (1 - alpha).square().clamp_min(_SMALLEST)
+        total += precision / alpha * (image - mean)
+        weights += precision
+    return mean + total / weights

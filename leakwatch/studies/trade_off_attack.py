@@ -14,6 +14,7 @@ from leakwatch.attacks import Attack, GaussNewton, PixelScale, SharedGradient, S
 from leakwatch.attacks.starts import StartKind
 from leakwatch.attacks.verdict import uninformed
 from leakwatch.defenses import Defense, Observation, Samples
+from leakwatch.defenses.mixing import estimate
 from leakwatch.gradients import Criterion, GradientMap
 from leakwatch.quality import quality
 from leakwatch.status import OK, Status, describe_error
@@ -27,7 +28,6 @@ from leakwatch.studies.trade_off_knowledge import (
     reimagined,
     share,
     tells_all,
-    unmixed,
 )
 from leakwatch.studies.trade_off_outcomes import (
     ATTACKERS,
@@ -185,7 +185,7 @@ class ProbeAttack:
             nonlocal naive
             if who == "naive":
                 found = self._found(plain(samples, answers, row), y, row, seed)
-                naive = self._judged([found], x), found[0]
+                naive = self._judged(found, x), found[0]
                 return naive[0]
             if naive is not None and tells_all(answers):
                 return naive[0]
@@ -200,7 +200,7 @@ class ProbeAttack:
                 raise NotComputedError("the naive attack that it begins with failed.")
             else:
                 aim = reimagined(defense, answers, samples, row, naive[1], seed)
-            return self._judged([self._found(aim, y, row, seed)], x)
+            return self._judged(self._found(aim, y, row, seed), x)
 
         for who in self._in_order(guesses):
             try:
@@ -229,28 +229,33 @@ class ProbeAttack:
         *,
         knows: bool,
     ) -> Outcome:
-        """By who knows the partners, and by who takes the mean image for them."""
-        off = None if knows else self._background(x)
-        images = unmixed(answers, row, [image for image, _ in found], off)
-        statuses = [status for _, status in found]
-        return self._judged(list(zip(images, statuses, strict=True)), x, clamp=True)
-
-    def _judged(
-        self, found: Sequence[tuple[Tensor, Status]], x: Tensor, *, clamp: bool = False
-    ) -> Outcome:
-        """How near the private image is the mean of what matched."""
-        good = [image for image, status in found if status.usable]
+        """By who knows the partners, or by who only knows what images are like."""
+        mixings = answers.mixings(row)
+        good = [i for i, (_, status) in enumerate(found) if status.usable]
         if not good:
             return Outcome.without(found[0][1])
-        image = torch.cat(good).mean(0, keepdim=True)
-        measured = self._quality(self._pixels().clamp(image) if clamp else image, x)
+        which, images = [mixings[i] for i in good], [found[i][0] for i in good]
+        if knows:
+            pairs = zip(which, images, strict=True)
+            made = torch.cat([mixing.unmixed(image) for mixing, image in pairs])
+            made = made.mean(0, keepdim=True)
+        else:
+            made = estimate(which, images, self._mean_image(x))
         status = OK
         if len(good) < len(found):
             status = Status(
                 "estimated",
-                f"the mean of {len(good)} of {len(found)} reconstructions; the attack "
-                f"did not match the other messages.",
+                f"from {len(good)} of {len(found)} reconstructions; the attack did not "
+                f"match the other messages.",
             )
+        return self._judged((self._pixels().clamp(made), status), x)
+
+    def _judged(self, found: tuple[Tensor, Status], x: Tensor) -> Outcome:
+        """How near the private image is what matched."""
+        image, status = found
+        if not status.usable:
+            return Outcome.without(status)
+        measured = self._quality(image, x)
         return Outcome(*measured, predicted=math.nan, status=status)
 
     def _found(self, aim: Aim, y: Tensor, row: int, seed: int) -> tuple[Tensor, Status]:
@@ -279,7 +284,7 @@ class ProbeAttack:
             status = conclusive(float(found.relative[0]), left, float(blank[0]))
         return found.images, status
 
-    def _background(self, x: Tensor) -> Tensor:
+    def _mean_image(self, x: Tensor) -> Tensor:
         """The mean image, network input."""
         own = self.engine.prior_mean if isinstance(self.engine, GaussNewton) else None
         mean = self.prior_mean if own is None else own

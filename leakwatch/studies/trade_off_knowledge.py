@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -33,7 +32,6 @@ __all__ = [
     "reimagined",
     "share",
     "tells_all",
-    "unmixed",
 ]
 
 
@@ -171,24 +169,6 @@ def mixtures(samples: Samples, answers: Answers, row: int) -> tuple[Aim, ...]:
         given = observed(samples.gradients, answer, row)
         aims.append(Aim(given, mixing.mixed.to(samples.x)))
     return tuple(aims)
-
-
-def unmixed(
-    answers: Answers,
-    row: int,
-    images: Sequence[Float[Tensor, "one ..."]],
-    background: Float[Tensor, "*sample"] | None = None,
-) -> list[Float[Tensor, "one ..."]]:
-    """What these attackers make of the mixtures that they found.
-
-    Args:
-        answers: the messages of mixtures.
-        row: whose they are.
-        images: one for each answer, network input.
-        background: taken off in place of the partners; ``None`` for who knows them.
-    """
-    pairs = zip(answers.mixings(row), images, strict=True)
-    return [mixing.unmixed(image, background) for mixing, image in pairs]
 
 
 def tells_all(answers: Answers) -> bool:

@@ -16,8 +16,8 @@ Attacker: TypeAlias = Literal["naive", "estimating", "adaptive"]
 ``adaptive``: knows the covariance of the noise, or which entries were pruned, at the
 private sample itself, or whom it was mixed with: an oracle for defenses that depend on
 what a server does not have. ``estimating``: knows the defense, and what it would have
-done at its own reconstruction; of mixtures α and both labels, and takes the mean image
-off in place of the partner."""
+done at its own reconstruction; of mixtures α and both labels, and estimates the sample
+from what images are like, see :func:`leakwatch.defenses.mixing.estimate`."""
 
 # By this factor the rest may exceed what the true image leaves: an attack that did not
 # even come so far says nothing about the sample.

@@ -22,9 +22,9 @@ def predictions(
 ) -> dict[Attacker, list[float]]:
     """PSNR by attacker and message, dB; nothing where there is no prediction.
 
-    Who attacks mixtures and takes the mean image off in place of the partners is left
-    with what :meth:`leakwatch.defenses.Mixing.background_error` says beside the error
-    of who knows them; for all other defenses nothing is predicted for ``estimating``.
+    Who attacks mixtures without knowing the partners is left with what
+    :meth:`leakwatch.defenses.Mixing.estimation_error` says beside the error of who
+    knows them; for all other defenses nothing is predicted for ``estimating``.
 
     Args:
         answers: the messages; their mean is what is predicted of.
@@ -43,7 +43,7 @@ def predictions(
     }
     mixing = answers.mean.knowledge.mixing
     if mixing is not None:
-        left = mixing.background_error(prior_std, answers.queries)
+        left = mixing.estimation_error(prior_std, answers.queries)
         errors["estimating"] = errors["adaptive"] + left.to(found.adaptive)
     return {
         who: [_decibels(error / peak**2) for error in errors[who].tolist()]

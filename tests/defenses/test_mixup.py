@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from score_problems import Oracle, Problem
@@ -9,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from leakwatch import score
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.defenses import Mixing, MixUp, Samples, observed
+from leakwatch.defenses.mixing import estimate
 from leakwatch.gradients import GradientMap
 from leakwatch.jacobian import GradientJacobian
 
@@ -196,24 +200,47 @@ def test_maps_that_can_not_be_mixed(samples: Samples) -> None:
 
 
 @pytest.mark.parametrize("queries", [1, 2])
-def test_what_the_mean_image_leaves_of_the_partner(queries: int) -> None:
-    """Over all partners, or all pairs of them, exactly."""
+def test_what_who_knows_no_partner_is_left_with(queries: int) -> None:
+    """Over all samples and partners, or pairs of partners, exactly."""
     stream = torch.Generator().manual_seed(3)
     public = torch.rand(5, 1, 2, 3, generator=stream).double()
-    x, alpha = torch.rand(1, 1, 2, 3, generator=stream).double(), 0.6
+    alpha, mean = 0.6, public.mean(0)
     labels = torch.zeros(1, dtype=torch.long)
     r = float(public.var(0, correction=0).mean().sqrt())
 
-    def mixed(partner: Tensor) -> Mixing:
+    def mixed(x: Tensor, partner: Tensor) -> Mixing:
         coefficient = torch.tensor([alpha]).double()
-        return Mixing(x, labels, partner[None], labels, coefficient)
+        return Mixing(x[None], labels, partner[None], labels, coefficient)
 
-    each = [mixed(p).unmixed(mixed(p).mixed, public.mean(0)) for p in public]
-    if queries == 2:
-        each = [(a + b) / 2 for a in each for b in each]
-    errors = torch.stack([(found - x).square().mean() for found in each])
-    expected = mixed(public[0]).background_error(r, queries)
-    torch.testing.assert_close(errors.mean(), expected[0], rtol=1e-12, atol=0.0)
+    errors = []
+    for x, *partners in itertools.product(public, repeat=1 + queries):
+        mixings = [mixed(x, partner) for partner in partners]
+        found = estimate(mixings, [m.mixed for m in mixings], mean)
+        errors.append((found - x).square().mean())
+    expected = mixed(public[0], public[1]).estimation_error(r, queries)
+    left = torch.stack(errors).mean()
+    torch.testing.assert_close(left, expected[0], rtol=1e-12, atol=0.0)
+
+
+def test_the_estimate_is_the_best_linear_one() -> None:
+    """Against the conditional mean of a Gaussian, from its dense covariance."""
+    alphas = torch.tensor([0.3, 0.8, 0.55]).double()
+    stream = torch.Generator().manual_seed(4)
+    mean, *found = torch.rand(4, 1, 2, 2, generator=stream).double()
+    y = torch.zeros(1, dtype=torch.long)
+    mixings = [Mixing(mean[None], y, mean[None], y, a[None]) for a in alphas]
+    # Any variance: it is that of samples and partners.
+    covariance = 0.09 * (torch.outer(alphas, alphas) + torch.diag((1 - alphas) ** 2))
+    gain = torch.linalg.solve(covariance, 0.09 * alphas)
+    away = torch.stack(found) - mean
+    expected = mean + torch.einsum("k,kchw->chw", gain, away)
+    ours = estimate(mixings, [image[None] for image in found], mean)
+    torch.testing.assert_close(ours[0], expected, rtol=1e-12, atol=1e-14)
+    whole = replace(mixings[0], coefficient=torch.ones(1).double())
+    exact = estimate([*mixings, whole], [image[None] for image in (*found, mean)], mean)
+    torch.testing.assert_close(exact[0], mean, rtol=1e-12, atol=1e-14)
+    with pytest.raises(ValueError, match="got 3 mixings and 1 mixtures"):
+        estimate(mixings, [mean[None]], mean)
 
 
 def test_bad_arguments(samples: Samples) -> None:

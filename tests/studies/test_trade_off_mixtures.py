@@ -17,6 +17,7 @@ from leakwatch.status import OK, Status
 from leakwatch.studies import Applied, TradeOff, trade_off
 from leakwatch.studies.trade_off_grid import named_mixtures
 from leakwatch.studies.trade_off_knowledge import plain, share
+from leakwatch.studies.trade_off_outcomes import Outcome
 from leakwatch.studies.trade_off_prediction import CEILING
 from studies.problems import FAST, attack_of, network, samples
 
@@ -36,7 +37,7 @@ def psnr(found: Tensor, x: Tensor) -> float:
 
 @pytest.mark.parametrize("queries", [1, 3])
 def test_what_each_attacker_finds(queries: int) -> None:
-    """The oracle all; who takes the mean image off, what the partners are beside it."""
+    """The oracle all; who knows only the mean image, the best linear estimate."""
     x, y = samples(2)
     net = network(hidden=20).double()
     defense = MixUp(ALPHA, public=others())
@@ -59,10 +60,12 @@ def test_what_each_attacker_finds(queries: int) -> None:
         assert oracle.status == guess.status == OK
         assert oracle.psnr > 100
         assert oracle.predicted == CEILING
-        off = (1 - ALPHA) / ALPHA * (partners[:, row].mean(0) - mu)
-        expected = psnr((x[row] + off).clamp(0, 1).double(), x[row])
+        mixed = ALPHA * x[row] + (1 - ALPHA) * partners[:, row].mean(0)
+        shrunk = ALPHA / (ALPHA**2 + (1 - ALPHA) ** 2 / queries)
+        best = mu + shrunk * (mixed - mu)
+        expected = psnr(best.clamp(0, 1).double(), x[row])
         assert guess.psnr == pytest.approx(expected, abs=1e-3)
-        left = ((1 - ALPHA) / ALPHA * R) ** 2 / queries
+        left = R**2 / (1 + queries * (ALPHA / (1 - ALPHA)) ** 2)
         assert guess.predicted == pytest.approx(-10 * math.log10(left), abs=1e-9)
         naive = attacked.outcomes["naive"]
         assert not naive.status.usable or naive.psnr < guess.psnr
@@ -88,10 +91,11 @@ def test_mixtures_are_judged_as_mixtures_and_images_in_pixels() -> None:
     )
     outcomes = attacking.run(net, defense, 0)[0].outcomes
     assert outcomes["adaptive"].psnr > 100
-    off = (1 - ALPHA) / ALPHA * (public[0][0] - 0.5)
-    expected = psnr((x[0] + off).clamp(0, 1).double(), x[0])
+    mixed = ALPHA * x[0] + (1 - ALPHA) * public[0][0]
+    best = 0.5 + ALPHA / (ALPHA**2 + (1 - ALPHA) ** 2) * (mixed - 0.5)
+    expected = psnr(best.clamp(0, 1).double(), x[0])
     assert outcomes["estimating"].psnr == pytest.approx(expected, abs=1e-3)
-    left = ((1 - ALPHA) / ALPHA * R) ** 2
+    left = R**2 / (1 + (ALPHA / (1 - ALPHA)) ** 2)
     predicted = -10 * math.log10(left)
     assert outcomes["estimating"].predicted == pytest.approx(predicted, abs=1e-9)
 
@@ -110,19 +114,33 @@ def test_who_does_not_know_takes_the_message_for_one_image() -> None:
     assert torch.equal(first.mean.gradient, answers.each[0].gradient)
 
 
-def test_what_was_not_matched_is_left_out_of_the_mean() -> None:
+@pytest.mark.parametrize("knows", [True, False])
+def test_mixtures_that_were_not_matched_are_left_out(knows: bool) -> None:
     x, y = others(1)  # far enough from the ends of the range
     attacking = attack_of(x, y)
+    at = Samples(GradientMap(network(), dtype=torch.float64), x.double(), y)
+    # Partners are the mean image: both attackers take it off.
+    grey = torch.full((1, *x.shape[1:]), 0.5), torch.zeros(1, dtype=torch.long)
+    answers = share(MixUp(ALPHA, public=grey), at, 0, 2)
     short = Status("not converged", "short")
+
+    def judged(*found: tuple[Tensor, Status]) -> Outcome:
+        mixed = [(ALPHA * x + (1 - ALPHA) * 0.5, status) for x, status in found]
+        return attacking._unmixed(mixed, answers, 0, x, knows=knows)
+
+    def expected(off: float, matched: int) -> float:
+        best = ALPHA**2 / (ALPHA**2 + (1 - ALPHA) ** 2 / matched)
+        return psnr((x + off).double() if knows else 0.5 + best * (x + off - 0.5), x)
+
     near, far = x + 0.01, torch.ones_like(x)
-    one = attacking._judged([(far, short), (near, OK)], x)
+    one = judged((far, short), (near, OK))
     assert one.status.word == "estimated"
-    assert "mean of 1 of 2" in one.status.reason
-    assert one.psnr == pytest.approx(40, abs=1e-3)
-    both = attacking._judged([(x - 0.03, OK), (near, OK)], x)
+    assert "from 1 of 2" in one.status.reason
+    assert one.psnr == pytest.approx(expected(0.01, 1), abs=1e-3)
+    both = judged((x - 0.03, OK), (near, OK))
     assert both.status == OK
-    assert both.psnr == pytest.approx(40, abs=1e-3)
-    assert attacking._judged([(far, short)] * 2, x).status == short
+    assert both.psnr == pytest.approx(expected(-0.01, 2), abs=1e-3)
+    assert judged((far, short), (far, short)).status == short
 
 
 def training(net: nn.Module, defense: Defense | None, seed: int) -> Applied | None:
