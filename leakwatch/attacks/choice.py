@@ -67,7 +67,7 @@ def choose(
     if wanted == "loop":
         return loop
     right: list[Path] = []
-    reasons: dict[str, str] = {}
+    reasons: dict[str, list[str]] = {}
     with loss.holding():
         reference = _reference(loop, x, y)
     for name, build in builders.items():
@@ -78,11 +78,13 @@ def choose(
         except Exception as error:
             reason = describe_error(error)
         if reason:
-            reasons[name] = reason
+            reasons.setdefault(reason, []).append(name)
         else:
             right.append(path)
     if not right:
-        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        why = "; ".join(
+            f"{' and '.join(names)}: {reason}" for reason, names in reasons.items()
+        )
         if wanted != "auto":
             raise UnsupportedModuleError(
                 f"{type(loss.module).__name__} can't be attacked by path={wanted!r} "
