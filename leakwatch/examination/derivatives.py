@@ -29,11 +29,14 @@ __all__ = [
     "LossFunction",
     "Product",
     "gradient",
+    "gradient_by_graph",
     "graph",
     "pulled",
     "pulled_back",
+    "pulled_by_graph",
     "pulled_by_reverse",
     "pushed",
+    "pushed_by_graph",
     "pushed_by_reverse",
     "pushed_forward",
 ]
@@ -49,7 +52,7 @@ Graph: TypeAlias = tuple[Tensor, Tensor]
 
 
 class LossFunction(Protocol):
-    """ℓ of one sample as a function of the weights, see ``SampleLoss.sample``."""
+    """ℓ of one sample as a function of everything, see ``SampleLoss.sample``."""
 
     def __call__(
         self,
@@ -59,7 +62,18 @@ class LossFunction(Protocol):
         y: Tensor,
         weight: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a scalar."""
+        """The loss, differentiable in weights and input.
+
+        Args:
+            shared: parameters that require gradients, by name.
+            fixed: all other parameters and buffers.
+            x: one network input, without a batch dimension.
+            y: its label.
+            weight: factor on the loss.
+
+        Returns:
+            A scalar.
+        """
 
 
 Product: TypeAlias = Callable[
@@ -171,3 +185,24 @@ def pushed_forward(sample: Graph, vs: Tensor) -> Tensor:
         for v in vs
     ]
     return torch.stack(rows)
+
+
+def gradient_by_graph(
+    loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor
+) -> Tensor:
+    """g, flat, by autograd."""
+    return graph(loss, at, x, y, w)[1].detach()
+
+
+def pushed_by_graph(
+    loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor, v: Tensor
+) -> Tensor:
+    """J v by autograd."""
+    return pushed_forward(graph(loss, at, x, y, w), v[None])[0]
+
+
+def pulled_by_graph(
+    loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor, u: Tensor
+) -> Tensor:
+    """Jᵀ u, flat, by autograd."""
+    return pulled_back(graph(loss, at, x, y, w), u).reshape(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Function, dense_jacobian, mlp, relative
+from cases import CASES, Function, NewStyle, dense_jacobian, mlp, relative
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,22 +41,7 @@ def test_layer_normalisation_needs_reverse_mode(name: str, dtype: torch.dtype) -
 
 
 def test_a_small_error_of_a_rule_is_found_in_float32_too() -> None:
-    class Almost(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x: Tensor) -> Tensor:
-            return x**3
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx: Any, out: Tensor) -> Tensor:
-            return 3 * ctx.saved_tensors[0] ** 2 * out
-
+    class Almost(NewStyle):
         @staticmethod
         def jvp(ctx: Any, tangent: Tensor) -> Tensor:
             return 3.0003 * ctx.saved_tensors[0] ** 2 * tangent

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,16 +8,10 @@ from cases import CASES, CLASSES, Case, dense_jacobian, lenet, mlp, relative
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leakwatch.gradients import GradientMap, UnsupportedModuleError
+from leakwatch.gradients import GradientMap
 from leakwatch.layerwise.gram import gram
 
 BY_NAME = {case.name: case for case in CASES}
-
-
-@pytest.fixture(params=CASES, ids=[case.name for case in CASES])
-def case(request: pytest.FixtureRequest) -> Case:
-    found: Case = request.param
-    return found
 
 
 def eye(n: int) -> Tensor:
@@ -215,171 +207,3 @@ def test_tensors_that_a_criterion_closes_over_are_constants() -> None:
     assert at.size == plain.size
     torch.testing.assert_close(at(x, y), 3 * plain(x, y))
     assert outside.grad is None
-
-
-class TestErrors:
-    x, y = BY_NAME["mlp"].data(2, torch.float32)
-
-    def test_not_a_module(self) -> None:
-        with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got a func"):
-            GradientMap(lambda x: x)  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            ({"dtype": torch.bfloat16}, r"torch.float32 or torch.float64.*bfloat16"),
-            ({"path": "fast"}, "'auto', 'vmap' or 'loop', got 'fast'"),
-            ({"chunk_size": 0}, "at least 1, got 0"),
-            ({"chunk_size": 2.5}, "at least 1, got 2.5"),
-        ],
-    )
-    def test_arguments(self, arguments: dict[str, Any], words: str) -> None:
-        with pytest.raises(ValueError, match=words):
-            GradientMap(mlp(), **arguments)
-
-    def test_modules_without_a_gradient_to_share(self) -> None:
-        with pytest.raises(ValueError, match=r"requires_grad=True.*unfreeze"):
-            GradientMap(mlp().requires_grad_(False))
-        with pytest.raises(ValueError, match=r"lazy modules.*forward pass first"):
-            GradientMap(nn.LazyLinear(3))
-        with pytest.raises(ValueError, match="complex parameters"):
-            GradientMap(nn.Linear(3, 2, dtype=torch.complex64))
-
-    @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
-    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-    def test_scripted_modules(self) -> None:
-        traced = torch.jit.trace(mlp(), self.x)
-        with pytest.raises(UnsupportedModuleError, match="scripted or traced"):
-            GradientMap(nn.Sequential(traced))
-
-    def test_inputs(self) -> None:
-        at = GradientMap(mlp())
-        with pytest.raises(ValueError, match=r"got torch.uint8.*x.float\(\) / 255"):
-            at(self.x.byte(), self.y)
-        with pytest.raises(ValueError, match=r"one label per sample.*\(1,\)"):
-            at(self.x, self.y[:1])
-        with pytest.raises(ValueError, match="at least one sample"):
-            at(self.x[:0], self.y[:0])
-        with pytest.raises(ValueError, match=r"v must have shape \(2, 36\)"):
-            at.jvp(self.x, self.y, self.x)
-        with pytest.raises(ValueError, match=r"u must have shape \(2, .*got \(2, 3\)"):
-            at.vjp(self.x, self.y, torch.zeros(2, 3))
-        with pytest.raises(ValueError, match=r"weight must have shape \(2,\)"):
-            at(self.x, self.y, torch.ones(3))
-
-    def test_outputs(self) -> None:
-        pair = nn.Module()
-        pair.net = mlp()
-        pair.forward = lambda x: (pair.net(x), x)  # type: ignore[method-assign]
-        with pytest.raises(TypeError, match=r"returned a tuple \(Tensor, Tensor\)"):
-            GradientMap(pair)(self.x, self.y)
-        with pytest.raises(ValueError, match=r"one loss per sample.*returned shape \("):
-            GradientMap(mlp(), lambda m, x, y: m(x).mean())(self.x, self.y)
-        with pytest.raises(ValueError, match="returned a NoneType"):
-            GradientMap(mlp(), lambda m, x, y: None)(  # type: ignore[arg-type]
-                self.x, self.y
-            )
-
-    @pytest.mark.parametrize("path", ["auto", "vmap", "loop"])
-    @pytest.mark.parametrize("p", [0.5, 0.02])
-    def test_random_forward(self, path: Any, p: float) -> None:
-        net = nn.Sequential(mlp())
-        net.register_forward_pre_hook(lambda m, args: F.dropout(args[0], p))
-        with pytest.raises(UnsupportedModuleError, match="different results"):
-            GradientMap(net, path=path)(self.x, self.y)
-
-    def test_no_second_derivative(self) -> None:
-        class Cosine(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, h: Tensor) -> Tensor:
-                return h.cos()
-
-            @staticmethod
-            def backward(ctx: Any, out: Tensor) -> Tensor:
-                raise NotImplementedError("the derivative of cosine is missing")
-
-        class Sine(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, h: Tensor) -> Tensor:
-                ctx.save_for_backward(h)
-                return h.sin()
-
-            @staticmethod
-            def backward(ctx: Any, out: Tensor) -> Tensor:
-                return out * Cosine.apply(ctx.saved_tensors[0])
-
-        class Activation(nn.Module):
-            def forward(self, h: Tensor) -> Tensor:
-                return Sine.apply(h)
-
-        at = GradientMap(mlp(Activation))
-        missing = r"2 \(Activation\).*by sample.*cosine is missing"
-        with pytest.raises(UnsupportedModuleError, match=missing):
-            at(self.x, self.y)
-
-    def test_a_path_that_does_not_work(self) -> None:
-        case = BY_NAME["lstm"]
-        x, y = case.data()
-        with pytest.raises(UnsupportedModuleError, match=r"path='vmap'.*core \(LSTM"):
-            GradientMap(case.module(), path="vmap")(x, y)
-
-    def test_an_error_of_the_module_surfaces_as_itself(self) -> None:
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            GradientMap(mlp())(self.x[..., :5], self.y)
-
-
-class TestCheck:
-    x, y = BY_NAME["mlp"].data(4, torch.float32)
-
-    def test_lets_good_data_pass(self, case: Case) -> None:
-        x, y = case.data(3)
-        at = GradientMap(case.module(), dtype=torch.float64)
-        at.check(x, y)
-        assert at.path == "auto"
-
-    @pytest.mark.parametrize("label", [-1, CLASSES, 255])
-    def test_labels_of_all_samples(self, label: int) -> None:
-        y = self.y.clone()
-        y[3] = label
-        at = GradientMap(mlp())
-        with pytest.raises(ValueError, match=rf"label {label} of sample 3.*0 to 2"):
-            at.check(self.x, y)
-        assert bool(at(self.x, y)[3].isnan().all())
-        assert bool(at(self.x, y)[:3].isfinite().all())
-
-    def test_softmax_at_the_end_is_noticed(self) -> None:
-        torch.manual_seed(0)
-        x, y = torch.rand(2, 4), torch.tensor([0, 2])
-        gradients = GradientMap(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)))
-        gradients.check(x, y)
-        assert any("cross-entropy applies it once more" in n for n in gradients.notes)
-        plain = GradientMap(nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
-        plain.check(x, y)
-        assert plain.notes == ()
-
-    def test_what_a_forward_shows(self) -> None:
-        class Output(nn.Module):
-            def __init__(self, f: Callable[[Tensor], Any]) -> None:
-                super().__init__()
-                self.net, self.f = mlp(), f
-
-            def forward(self, x: Tensor) -> Any:
-                return self.f(self.net(x))
-
-        for f, kind, words in (
-            (lambda z: (z, z), TypeError, "a tuple"),
-            (lambda z: {"logits": z}, TypeError, "a dict"),
-            (lambda z: z[:, :1], ValueError, "at least 2 classes"),
-            (lambda z: z[:, :, None], ValueError, "shape"),
-            (lambda z: z * float("nan"), ValueError, "loss of sample 0 is nan"),
-        ):
-            with pytest.raises(kind, match=words):
-                GradientMap(Output(f)).check(self.x, self.y)
-        with pytest.raises(TypeError, match=r"integer class labels.*y.long\(\)"):
-            GradientMap(mlp()).check(self.x, self.y.float())
-        broken = self.x.clone()
-        broken[2, 0, 1, 1] = torch.nan
-        with pytest.raises(ValueError, match="sample 2 holds NaN"):
-            GradientMap(mlp()).check(broken, self.y)
-        with pytest.raises(ValueError, match="one loss per sample"):
-            GradientMap(mlp(), lambda m, x, y: m(x)).check(self.x, self.y)

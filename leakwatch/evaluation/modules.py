@@ -1,0 +1,64 @@
+"""Which modules can be evaluated, and what is inside of wrapped ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+__all__ = ["UnsupportedModuleError", "check_module", "underlying"]
+
+
+class UnsupportedModuleError(RuntimeError):
+    """A module whose gradient can't be differentiated in the input, and why."""
+
+
+def underlying(module: nn.Module) -> nn.Module:
+    """The eager module inside a compiled or data-parallel one.
+
+    Args:
+        module: any module.
+
+    Returns:
+        ``module`` itself, or what ``torch.compile``, ``DataParallel`` or
+        ``DistributedDataParallel`` wrapped.
+    """
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(module, parallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def check_module(module: nn.Module) -> None:
+    """Raises unless the module has parameters whose gradients can be shared."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module must be a torch.nn.Module, got a {type(module).__name__}."
+        )
+    name = type(module).__name__
+    for where, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UnsupportedModuleError(
+                f"{where or name} is a scripted or traced module, whose parameters "
+                f"can't be replaced; pass the module that torch.jit was given."
+            )
+    if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
+        raise ValueError(
+            f"{name} has parameters without a shape yet (lazy modules); run one "
+            f"forward pass first."
+        )
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError(
+            f"{name} has no parameter with requires_grad=True, so it shares no "
+            f"gradient; unfreeze what clients train."
+        )
+    if any(p.is_complex() for p in trainable):
+        raise ValueError(
+            f"{name} has complex parameters, which are not supported; store real and "
+            f"imaginary parts as two real parameters."
+        )
