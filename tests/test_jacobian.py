@@ -131,6 +131,21 @@ def test_a_sample_without_gradient() -> None:
     assert float(j.norm[1]) > 0
 
 
+def test_a_network_made_in_inference_mode() -> None:
+    x, y = BY_NAME["mlp"].data(2)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        module = mlp()
+    j = GradientJacobian(GradientMap(module, dtype=torch.float64), x, y)
+    twin = mlp()
+    twin.load_state_dict(module.state_dict())
+    expected = GradientJacobian(GradientMap(twin, dtype=torch.float64), x, y)
+    v = torch.ones(2, 36, dtype=torch.float64)
+    for cosine in (False, True):
+        ours, theirs = (of.normal(cosine=cosine).matvec(v) for of in (j, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0.0)
+
+
 def test_errors() -> None:
     x, y = BY_NAME["mlp"].data(2)
     at = GradientMap(mlp(), dtype=torch.float64)

@@ -170,7 +170,13 @@ class DifferentiableNetwork:
             A loss that shares what this map shares, with the caches found so far.
         """
         loss = SampleLoss(self.module, criterion)
-        loss.only = self._loss.only
+        if self._loss.only is not None:
+            # By what they are: a criterion's parameters have other names in another.
+            with as_evaluated(self._loss), as_evaluated(loss):
+                own = dict(self._loss.named_parameters())
+                kept = {id(own[name]) for name in self._loss.only}
+                names = [name for name, p in loss.named_parameters() if id(p) in kept]
+            loss.only = frozenset(names)
         loss.caches.slots = self._loss.caches.slots
         return loss
 
@@ -209,10 +215,11 @@ class DifferentiableNetwork:
         """Tells the weights and buffers of now from later ones.
 
         Seen are writes in place and tensors that take the place of others; not seen
-        are writes through ``.data``, which torch does not count.
+        are writes through ``.data``, which torch does not count, or into what was made
+        under ``torch.inference_mode``.
         """
         own = (*self._loss.parameters(), *self._loss.buffers())
-        return tuple((t.data_ptr(), t._version) for t in own)
+        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in own)
 
     @contextmanager
     def evaluation(self, x: Tensor) -> Iterator[Weights]:

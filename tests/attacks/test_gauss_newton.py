@@ -153,7 +153,10 @@ def test_labels_are_inferred_when_they_are_unknown() -> None:
     assert float(psnr(found.images, x).min()) > 100
 
 
-def test_the_criterion_s_own_parameters_are_matched_too() -> None:
+@pytest.mark.parametrize("shared_parts", [None, ["2", "5", "criterion.factor"]])
+def test_the_criterion_s_own_parameters_are_matched_too(
+    shared_parts: list[str] | None,
+) -> None:
     class Scaled(nn.Module):
         """Cross-entropy at a temperature that is trained, and shared."""
 
@@ -165,8 +168,13 @@ def test_the_criterion_s_own_parameters_are_matched_too() -> None:
             return F.cross_entropy(self.factor * module(x), y, reduction="none")
 
     x, y = samples(2)
-    gradients = GradientMap(net(nn.ReLU), Scaled(), dtype=torch.float64)
-    assert gradients.size == GradientMap(net()).size + 1
+    gradients = GradientMap(
+        net(nn.ReLU), Scaled(), parameters=shared_parts, dtype=torch.float64
+    )
+    assert list(gradients.with_criterion(gradients.criterion).sizes()) == list(
+        gradients.sizes()
+    )
+    assert gradients.size % 2 == 1  # the layers share even numbers, the factor is one
     shared = SharedGradient.of(gradients, x, y)
     found = attacked(GaussNewton(), gradients, shared, Start.near(x, 0.1))
     assert [s.word for s in found.status] == ["ok"] * 2
