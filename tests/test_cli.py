@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from reporting.audits import attacked
 from torch import nn
 
 from leakwatch import __version__
@@ -282,6 +283,19 @@ def test_fit_without_a_monitor_says_so(
     path = write(tmp_path / "toy.yaml", toy(tmp_path, []))
     assert main(["fit", "-c", path, "--trainer.fast_dev_run=true"]) == 0
     assert "Nothing was watched" in capsys.readouterr().out
+
+
+def test_a_schedule_that_never_came_claims_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = {**MONITOR["init_args"], "every_n_epochs": 5, "at_start": False}
+    path = write(tmp_path / "toy.yaml", toy(tmp_path, [{**MONITOR, "init_args": late}]))
+    with pytest.warns(UserWarning, match="every_n_epochs=5, but training ends after 2"):
+        assert main(["fit", "--config", path]) == 0
+    out = capsys.readouterr().out
+    assert f"Nothing was recorded in {tmp_path / 'logs/version_0/leakwatch'}" in out
+    assert "recorded in:" not in out
+    assert "report:" not in out
 
 
 def test_a_model_of_the_current_directory(
@@ -738,6 +752,28 @@ def test_values_that_mean_nothing_are_not_shown(tmp_path: Path) -> None:
     assert ["1", "–", "–", "–"] in lines
     assert "epoch 0: 1 unresolved of 3" in text
     assert "epoch 1: 1 failed of 1" in text
+
+
+def test_failed_attacks_are_counted_and_give_no_number(tmp_path: Path) -> None:
+    rows = [Row(1, 9, i, i, "i2f_psnr", 20.0 + i) for i in range(3)]
+    rows += attacked("near", [30.0, 7.7, 20.0], [True, False, True])
+    rows += attacked("random", [7.7, 7.7, 7.7], [False] * 3)
+    ledger = RiskLedger(tmp_path)
+    ledger.append([Row(1, 10, *rest(r)) for r in rows])
+    text = run_table(tmp_path)
+    assert text.startswith("PSNR of attacks on a shared gradient, dB")
+    assert "7.7" not in text
+    line = next(line.split() for line in text.splitlines() if "(class" in line)
+    assert line[-2:] == ["25.0", "–"]
+    assert "the near attack was inconclusive on 1 of 3 samples, which shows no" in text
+    assert "epoch 1: the random attack was inconclusive on 3 of 3 samples" in text
+    ledger.write_metadata({"message": "update"})
+    assert "attacks on a shared weight update" in run_table(tmp_path)
+
+
+def rest(row: Row) -> tuple[int | None, int | None, str, float, str]:
+    """All but the moment."""
+    return row.sample, row.label, row.quantity, row.value, row.status
 
 
 def test_runs_without_a_predicted_psnr(tmp_path: Path) -> None:

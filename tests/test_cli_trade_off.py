@@ -67,7 +67,7 @@ def test_table_report_and_group(
     assert main(["trade-off", "--config", config, "--output", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "eigen-waterfill 0.5 relative, seed 0: accuracy" in printed
-    assert "naive, dB" in printed
+    assert "naive median, dB  naive worst, dB" in printed
     assert f"report: {out / 'report.html'}" in printed
     assert "W&B refused" not in printed
     found = rows(out)

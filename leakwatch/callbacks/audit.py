@@ -19,13 +19,10 @@ from leakwatch.callbacks.audit_arguments import (
     seconds_or,
     steps_or,
 )
-from leakwatch.callbacks.auditing import (
-    Audit,
-    Kind,
-    attack_probes,
-    defended,
-    quantities,
-)
+from leakwatch.callbacks.audit_plan import Audit, Kind
+from leakwatch.callbacks.audit_quantities import quantities
+from leakwatch.callbacks.audit_sharing import defended
+from leakwatch.callbacks.auditing import attack_probes
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.conclusions import conclusions, sentence
 from leakwatch.callbacks.probing import Share, measure_share

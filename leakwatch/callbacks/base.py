@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -23,11 +23,14 @@ from leakwatch.callbacks.distributed import refuse_sharded
 from leakwatch.callbacks.probing import Share
 from leakwatch.callbacks.progress import Progress
 from leakwatch.callbacks.recording import natural_directory
+from leakwatch.callbacks.scheduling import never_due
 from leakwatch.callbacks.session import Session, checked_map
+from leakwatch.callbacks.speaking import warn
 from leakwatch.gradients import GradientMap
 from leakwatch.isolation import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Row
+from leakwatch.reporting.message import GRADIENT, Message
 from leakwatch.scores import Settings, resolve
 from leakwatch.scores.planner import Solver, check_solver
 
@@ -45,6 +48,9 @@ class ProbeCallback(Callback):
 
     Arguments are those of :class:`leakwatch.callbacks.LeakageMonitor`.
     """
+
+    #: What clients share, in the words of the report.
+    message: ClassVar[Message] = GRADIENT
 
     def __init__(
         self,
@@ -252,6 +258,7 @@ class ProbeCallback(Callback):
         elif step == 0 or (str(natural), step) != self._ended:
             self._progress = Progress()  # neither resumed nor one more fit()
         self._ended = (str(natural), step)
+        self._warn_if_never_due(trainer)
         with isolated_rng():
             self._session = Session(self, trainer, pl_module, self._progress, natural)
         self._probes = self._session.probes
@@ -319,6 +326,15 @@ class ProbeCallback(Callback):
             completed = trainer.current_epoch if epoch is None else epoch
             with isolated_rng():  # loggers and figures may draw random names
                 self._session.probe(trainer, pl_module, completed, step)
+
+    def _warn_if_never_due(self, trainer: Trainer) -> None:
+        """Nothing is said of a schedule of one's own, or where there is a record."""
+        own = type(self).should_probe is not ProbeCallback.should_probe
+        starts = self.at_start and trainer.global_step == 0
+        if not (own or starts or self._progress.position):
+            text = never_due(type(self).__name__, self.every_n_epochs, trainer)
+            if text:
+                warn(text)
 
     def _finish(self, trainer: Trainer) -> None:
         session, self._session = self._session, None

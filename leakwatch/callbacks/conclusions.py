@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from leakwatch.callbacks.auditing import Kind
-from leakwatch.reporting import LedgerTable, Row
+from leakwatch.callbacks.audit_plan import Kind
+from leakwatch.reporting import Column, LedgerTable, Row
+from leakwatch.reporting.achieved import Achieved, achieved, conclusive_values
 from leakwatch.reporting.correlation import spearman
+from leakwatch.reporting.correlation_section import SPEARMAN
 
 __all__ = ["conclusions", "sentence"]
 
@@ -27,10 +29,13 @@ def conclusions(
 ) -> list[Row]:
     """Rows about all attacked samples together.
 
-    ``audit/<kind>/matched`` and ``audit/<kind>/recovered`` are shares in [0, 1].
-    ``audit/spearman/<score>/<kind>/<metric>`` are rank correlations of a score with the
-    quality of all reconstructions, conclusive or not, because leaving out the
-    inconclusive ones would choose samples by the result.
+    ``audit/<kind>/conclusive`` is the share of attacked samples whose attack showed
+    anything, ``audit/<kind>/recovered`` the share of those that were recovered, both
+    in [0, 1]. ``audit/spearman/<score>/<kind>/<metric>`` are rank correlations of a
+    score with the quality of conclusive attacks alone: the image that a failed attack
+    ends with says how it failed, not what was shared of the sample. Since that selects
+    samples by the result, the status states how many are left, and the correlation
+    with failed ones included.
 
     Args:
         rows: of the step, of all processes.
@@ -50,46 +55,61 @@ def conclusions(
         found.append(Row(epoch, step, None, None, name, value, status))
 
     for kind in kinds:
-        verdicts = table.columns.get((moment, f"audit/{kind}/verdict"))
-        if verdicts is None:
+        known = achieved(table, moment, kind)
+        if known is None:
             continue
-        n = len(verdicts.samples)
-        conclusive = verdicts.usable
-        status = "ok" if n else "undefined: no sample was attacked"
-        add(f"audit/{kind}/conclusive", float(conclusive.mean()), status)
-        recovered = float((verdicts.values[conclusive] >= 1.0).sum())
-        clear = int(conclusive.sum())
-        if n and clear == 0:
-            status = "undefined: no attack was conclusive, which shows no safety"
-        elif clear < n:
-            status = f"estimated: at least this share; {n - clear} of {n} inconclusive"
-        share = recovered / n if clear else math.nan
-        add(f"audit/{kind}/recovered", share, status)
+        for name, value, status in _shares(known):
+            add(f"audit/{kind}/{name}", value, status)
         for metric in metrics:
-            if metric not in _COMPARED:
-                continue
             quality = table.columns.get((moment, f"audit/{kind}/{metric}"))
-            if quality is None:
+            clear = conclusive_values(table, moment, kind, metric)
+            if metric not in _COMPARED or quality is None or clear is None:
                 continue
             for name in predictors:
                 score = table.columns.get((moment, name))
-                if score is None:
-                    continue
-                known = {
-                    s: v if use else math.nan
-                    for s, v, use in zip(
-                        score.samples, score.values, score.usable, strict=True
-                    )
-                }
-                result = spearman(
-                    np.array([known.get(s, math.nan) for s in quality.samples]),
-                    quality.values,
-                )
-                text = str(result.status)
-                if result.status.usable:
-                    text = f"estimated: {result}"
-                add(f"audit/spearman/{name}/{kind}/{metric}", result.rho, text)
+                if score is not None:
+                    rho, status = _correlation(score, quality, clear, known)
+                    add(f"{SPEARMAN}{name}/{kind}/{metric}", rho, status)
     return found
+
+
+def _shares(known: Achieved) -> list[tuple[str, float, str]]:
+    """Names, values and statuses of the shares."""
+    if not known.conclusive:
+        reason = "undefined: no attack was conclusive, which shows no safety"
+        return [("conclusive", 0.0, "ok"), ("recovered", math.nan, reason)]
+    status = "ok"
+    if known.inconclusive:
+        status = (
+            f"estimated: of {known.conclusive} samples whose attack was conclusive; "
+            f"inconclusive for {known.inconclusive} of {known.attacked}"
+        )
+    return [
+        ("conclusive", known.conclusive / known.attacked, "ok"),
+        ("recovered", known.recovered / known.conclusive, status),
+    ]
+
+
+def _correlation(
+    score: Column, quality: Column, clear: Column, attacks: Achieved
+) -> tuple[float, str]:
+    """Of a score with the quality of conclusive attacks, and what it is worth."""
+    usable = np.where(score.usable, score.values, math.nan)
+    by_sample = dict(zip(score.samples, usable.tolist(), strict=True))
+    known = np.array([by_sample.get(s, math.nan) for s in quality.samples])
+    result = spearman(known, clear.values)
+    beside = ""
+    if attacks.inconclusive and not np.isnan(quality.values).all():
+        beside = (
+            f"; {attacks.inconclusive} of {attacks.attacked} samples left out, whose "
+            "attack was inconclusive"
+        )
+        every = spearman(known, quality.values, bootstrap=0)
+        if every.status.usable:
+            beside += f", {every.rho:+.2f} with them (n = {every.n})"
+    if result.status.usable:
+        return result.rho, f"estimated: {result}{beside}"
+    return math.nan, f"{result.status}{beside}"
 
 
 def sentence(rows: Sequence[Row], kinds: Sequence[Kind]) -> str | None:
@@ -99,21 +119,9 @@ def sentence(rows: Sequence[Row], kinds: Sequence[Kind]) -> str | None:
         rows: of the step.
         kinds: of start.
     """
-    last = rows[-1]
-    parts = []
-    for kind in kinds:
-        psnr = [r for r in rows if r.quantity == f"audit/{kind}/psnr"]
-        verdicts = [r for r in rows if r.quantity == f"audit/{kind}/verdict"]
-        if not psnr:
-            continue
-        values = [r.value for r in psnr if math.isfinite(r.value)]
-        best = f"{np.median(values):.1f} dB median PSNR" if values else "no result"
-        recovered = sum(r.value == 1.0 for r in verdicts)
-        unknown = sum(not r.status.startswith("ok") for r in verdicts)
-        words = f"{kind} start {best}, {recovered} of {len(verdicts)} recovered"
-        if unknown:
-            words += f", {unknown} inconclusive"
-        parts.append(words)
+    table, last = LedgerTable.from_rows(rows), rows[-1]
+    found = [(kind, achieved(table, table.moments[-1], kind)) for kind in kinds]
+    parts = [f"{kind} start: {known}" for kind, known in found if known is not None]
     if not parts:
         return None
     seconds = next((r.value for r in rows if r.quantity == "seconds"), math.nan)

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger
+from leakwatch.reporting.message import GRADIENT, Message
 from leakwatch.scores import Score, Settings
 
 __all__ = [
@@ -165,6 +166,7 @@ def describe_run(
     settings: Settings,
     config: Mapping[str, Any],
     model: torch.nn.Module,
+    message: Message = GRADIENT,
 ) -> dict[str, Any]:
     """The metadata of a run, everything but pictures.
 
@@ -174,6 +176,7 @@ def describe_run(
         settings: the assumptions in force, which may differ from those of ``probes``.
         config: the callback's arguments.
         model: the network.
+        message: what clients share.
     """
     # A LightningModule usually wraps the network that people speak of.
     inner = getattr(model, "model", None)
@@ -186,6 +189,7 @@ def describe_run(
         "target_psnr": settings.target_psnr,
     }
     return {
+        "message": message.name,
         "class_names": None if probes.class_names is None else list(probes.class_names),
         "units": probes.units,
         "data_range": settings.data_range,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from leakwatch.callbacks.data import training_probes
 from leakwatch.callbacks.distributed import gather
@@ -30,6 +29,7 @@ from leakwatch.callbacks.recording import (
     new_run_name,
     run_directory,
 )
+from leakwatch.callbacks.speaking import say, warn
 from leakwatch.callbacks.summary import scalars_of, sentence, time_rows
 from leakwatch.gradients import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
@@ -227,7 +227,7 @@ class Session:
             return
         path = self._recorder.finish(trainer.loggers, report=self._monitor.report)
         if path is not None and self._monitor.verbose:
-            _say(trainer, f"leakwatch report: {path}")
+            say(trainer, f"leakwatch report: {path}")
 
     # -- at the start ----------------------------------------------------------------
 
@@ -282,7 +282,12 @@ class Session:
         if not trainer.is_global_zero:
             return None
         described = describe_run(
-            self.probes, monitor.describe(), self._settings, monitor.settled(), module
+            self.probes,
+            monitor.describe(),
+            self._settings,
+            monitor.settled(),
+            module,
+            monitor.message,
         )
         changed = _changed(past, described["config"])
         if changed:
@@ -336,7 +341,7 @@ class Session:
             text = self._monitor.sentence(rows) or sentence(
                 rows, self._monitor.describe(), self._monitor.noise_std
             )
-            _say(trainer, text)
+            say(trainer, text)
 
     def _warn_of_failures(self, rows: Sequence[Row], epoch: int) -> None:
         failed = [row for row in rows if row.status.startswith("failed")]
@@ -351,11 +356,7 @@ class Session:
     def _warn(self, key: str, text: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            try:
-                rank_zero_warn(f"leakwatch: {text}")
-            except Warning:
-                # Where warnings are errors, ours must still not end training.
-                rank_zero_info(f"leakwatch: {text}")
+            warn(text)
 
 
 def _changed(past: Recorded | None, config: Mapping[str, Any]) -> str:
@@ -377,11 +378,3 @@ def _monitored(trainer: Trainer) -> set[str]:
     callbacks: list[Callback] = getattr(trainer, "callbacks", [])
     watchers = [*callbacks, *trainer.lr_scheduler_configs]
     return {str(getattr(watcher, "monitor", None)) for watcher in watchers}
-
-
-def _say(trainer: Trainer, text: str) -> None:
-    bar = trainer.progress_bar_callback
-    if bar is not None and getattr(bar, "is_enabled", False):
-        bar.print(text)
-    else:
-        rank_zero_info(text)

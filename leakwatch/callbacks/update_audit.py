@@ -18,7 +18,7 @@ from leakwatch.callbacks.audit_arguments import (
     seconds_or,
     steps_or,
 )
-from leakwatch.callbacks.auditing import described
+from leakwatch.callbacks.audit_quantities import described
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.callbacks.conclusions import conclusions, sentence
 from leakwatch.callbacks.data import only_loader, training_probes
@@ -36,6 +36,7 @@ from leakwatch.isolation import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
+from leakwatch.reporting.message import UPDATE
 from leakwatch.scores import Settings
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY
 from leakwatch.scores.update_client import Effort
@@ -107,6 +108,8 @@ class UpdateAudit(ProbeCallback):
         >>> audit = UpdateAudit(clients=[0, 3], attack="sme", steps=300,
         ...                     every_n_epochs=10)
     """
+
+    message = UPDATE
 
     def __init__(
         self,
@@ -278,6 +281,8 @@ class UpdateAudit(ProbeCallback):
             self.plan.metrics,
             "1 − cos between the client's update and what the reconstruction explains",
         )
+        for about in found.values():
+            about["meaning"] = about["meaning"].replace("gradient", UPDATE.noun)
         return {
             **describe_update_scores(self.scores),
             **found,

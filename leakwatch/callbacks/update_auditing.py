@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.attacks import PixelScale, Reconstruction, Start, UpdateReconstruction
-from leakwatch.callbacks.auditing import baselines, judge, pixel_scale
+from leakwatch.callbacks.audit_judging import baselines, judge
+from leakwatch.callbacks.audit_plan import pixel_scale
 from leakwatch.callbacks.observing import observing
 from leakwatch.callbacks.pictures import to_pictures
 from leakwatch.callbacks.probing import Share, device_of
@@ -199,8 +200,7 @@ class _RoundAudit:
         for name, (values, statuses) in columns.items():
             if name in (*self._plan.metrics, "match", "verdict"):
                 self._of_samples(clients, f"audit/random/{name}", values, statuses)
-        psnr = torch.tensor(columns["psnr"][0]).view(len(clients), -1).mean(1)
-        self._of_clients(clients, "psnr", psnr.tolist())
+        self._mean_psnr(clients, *columns["psnr"])
         self._of_clients(clients, "alpha", found.alpha.tolist())
         self._of_clients(clients, "loss", found.loss.tolist())
         each = found.seconds / len(clients)
@@ -253,11 +253,37 @@ class _RoundAudit:
             for s, value, status in zip(samples, values, statuses, strict=True)
         ]
 
+    def _mean_psnr(
+        self,
+        clients: Sequence[ClientUpdate],
+        values: Sequence[float],
+        statuses: Sequence[Status],
+    ) -> None:
+        """Of each client, over its samples whose attack was conclusive."""
+        n = len(values) // len(clients)
+        for i, client in enumerate(clients):
+            mine = slice(i * n, (i + 1) * n)
+            pairs = zip(values[mine], statuses[mine], strict=True)
+            known = [value for value, status in pairs if status.usable]
+            status = "ok"
+            if not known:
+                status = "undefined: no attack was conclusive, which shows no safety"
+            elif len(known) < n:
+                status = f"estimated: of {len(known)} of {n} samples, the others' "
+                status += "attack was inconclusive"
+            mean = math.fsum(known) / len(known) if known else math.nan
+            self._of_clients([client], "psnr", [mean], status)
+
     def _of_clients(
-        self, clients: Sequence[ClientUpdate], name: str, values: Sequence[float]
+        self,
+        clients: Sequence[ClientUpdate],
+        name: str,
+        values: Sequence[float],
+        known: str = "",
     ) -> None:
         for update, value in zip(clients, values, strict=True):
             status = "ok" if math.isfinite(value) else "undefined: not a finite number"
+            status = known or status
             quantity = f"update/client-{update.client}/{name}"
             self.share.rows.append(
                 Row(*self._moment, None, None, quantity, float(value), status)

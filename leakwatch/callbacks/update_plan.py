@@ -23,7 +23,8 @@ __all__ = [
 
 #: What is recorded of each client under ``update/client-<number>/``.
 CLIENT_QUANTITIES: Final = {
-    "psnr": "mean PSNR of the reconstructions of the client's samples, dB",
+    "psnr": "mean PSNR of the reconstructions of the client's samples, of those whose "
+    "attack was conclusive, dB",
     "alpha": "α of the attack's network αw_0 + (1−α)w_T",
     "loss": "1 − cos between the client's update and what its reconstruction explains",
     "seconds": "time of the attack, divided by the clients attacked at once",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 from leakwatch.reporting import (
     Column,
@@ -16,8 +15,10 @@ from leakwatch.reporting import (
     quantities_from_metadata,
     summarize,
 )
+from leakwatch.reporting.achieved import KINDS, achieved, audits
 from leakwatch.reporting.aggregates import describe_counts
 from leakwatch.reporting.headline import find_headline
+from leakwatch.reporting.message import message_from_metadata
 from leakwatch.reporting.quantities import (
     class_name,
     class_names_from_metadata,
@@ -48,11 +49,13 @@ def run_table(
     headline = find_headline(table)
     if headline is None:
         return score_table(run)
-    names = class_names_from_metadata(ledger.read_metadata())
+    metadata = ledger.read_metadata()
+    names = class_names_from_metadata(metadata)
+    shared = message_from_metadata(metadata).noun
     header = ["epoch", "median", "worst", "worst sample"]
     attacks = [
-        (f"audit/{kind}/psnr", words)
-        for kind, words in (("near", "near attack"), ("random", "random attack"))
+        (kind, f"{kind} attack")
+        for kind in KINDS
         if f"audit/{kind}/psnr" in table.quantities
     ]
     header += [words for _, words in attacks]
@@ -68,9 +71,7 @@ def run_table(
             _decibels(summary.worst),
             _worst(summary, column, names),
         ]
-        cells += [
-            _achieved(table.columns.get((moment, quantity))) for quantity, _ in attacks
-        ]
+        cells += [_achieved(table, moment, kind) for kind, _ in attacks]
         if accuracy is not None:
             value = accuracy[1].get(moment.epoch, math.nan)
             cells.append(_MISSING if math.isnan(value) else f"{value:.3f}")
@@ -78,14 +79,16 @@ def run_table(
         if summary.excluded:
             notes.append(f"epoch {moment.epoch}: {_excluded(summary)}")
     title = (
-        "Predicted PSNR of an attack on a shared gradient, dB "
+        f"Predicted PSNR of an attack on a shared {shared}, dB "
         f"(higher = more exposed; {headline.quantity}):"
     )
     if attacks:
         title = (
-            "PSNR of attacks on a shared gradient, dB (higher = more exposed): "
-            f"predicted ({headline.quantity}), and the median that attacks achieved:"
+            f"PSNR of attacks on a shared {shared}, dB (higher = more exposed): "
+            f"predicted ({headline.quantity}), and the median that conclusive attacks "
+            "achieved:"
         )
+        notes += _unclear(table, [kind for kind, _ in attacks])
     return "\n".join([title, "", *_align(header, lines), *_indent(notes)])
 
 
@@ -126,9 +129,20 @@ def score_table(run: str | Path) -> str:
     return "\n".join(_align(header, lines))
 
 
-def _achieved(column: Column | None) -> str:
-    known = [] if column is None else [v for v in column.values if math.isfinite(v)]
-    return _decibels(float(median(known)) if known else math.nan)
+def _achieved(table: LedgerTable, moment: Moment, kind: str) -> str:
+    known = achieved(table, moment, kind)
+    return _decibels(math.nan if known is None else known.median)
+
+
+def _unclear(table: LedgerTable, kinds: Sequence[str]) -> list[str]:
+    """One note for each audit with attacks that say nothing."""
+    return [
+        f"epoch {moment.epoch}: the {kind} attack was inconclusive on "
+        f"{known.inconclusive} of {known.attacked} samples, which shows no safety"
+        for moment in audits(table)
+        for kind in kinds
+        if (known := achieved(table, moment, kind)) is not None and known.inconclusive
+    ]
 
 
 def _decibels(value: float) -> str:

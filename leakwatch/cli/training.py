@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from leakwatch.callbacks.base import ProbeCallback
 from leakwatch.cli.tables import run_table
+from leakwatch.reporting import RiskLedger
 
 _DATA = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
 _ACCURACY = re.compile(r"(^|[/_. ])acc(uracy)?($|[/_. ])", re.IGNORECASE)
@@ -185,6 +186,12 @@ def _summarize(
             "--config configs/monitor/default.yaml."
         )
     for directory in runs:
+        if not RiskLedger(directory).position:
+            print(
+                f"\nNothing was recorded in {directory}: training ended before the "
+                "schedule asked for anything; see every_n_epochs of its callback."
+            )
+            continue
         print(f"\n{run_table(directory, accuracy)}\n")
         report = directory / "report.html"
         print(f"report: {report}" if report.is_file() else f"recorded in: {directory}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations
 from typing import Final, final
 
@@ -249,13 +250,25 @@ def _bootstrap(kept: _Array, resamples: int, seed: int) -> _Array:
     return _partial(kept[:, places])
 
 
+@lru_cache(maxsize=32)
+def _chance(first: tuple[float, ...], second: tuple[float, ...]) -> _Array:
+    """|ρ| of all orders of two columns; without ties the same for all of a length.
+
+    Args:
+        first: ranks, sorted.
+        second: the same.
+    """
+    orders = np.array(list(permutations(range(len(first)))))
+    one = np.broadcast_to(np.array(first), orders.shape)
+    values: _Array = np.abs(_partial(np.stack([one, np.array(second)[orders]])))
+    return values
+
+
 def _p_value(kept: _Array, rho: float) -> float:
     n, controls = kept.shape[1], len(kept) - 2
     if controls == 0 and n <= _EXACT_UP_TO:
-        orders = np.array(list(permutations(range(n))))
-        first = np.broadcast_to(kept[0], orders.shape)
-        values = _partial(np.stack([first, kept[1][orders]]))
-        return float(np.mean(np.abs(values) >= abs(rho) - 1e-12))
+        first, second = (tuple(sorted(rankdata(c).tolist())) for c in kept)
+        return float(np.mean(_chance(first, second) >= abs(rho) - 1e-12))
     degrees = n - 2 - controls
     if abs(rho) == 1.0:
         t = math.inf

@@ -30,7 +30,9 @@ class Measurement:
         setting: row of the table: data set and attack, such as ``"MNIST + L2"``.
         architecture: the network; correlations are averaged over these.
         scores: score → one value per sample, NaN where there is none.
-        metrics: quality metric → the same.
+        metrics: quality metric → the same. NaN also of attacks that were not
+            conclusive, unless how attacks fail is what is studied: LAVP's tables
+            include failures.
 
     Raises:
         ValueError: if columns differ in length, or scores or metrics are missing.

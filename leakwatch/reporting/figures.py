@@ -19,7 +19,12 @@ from leakwatch.reporting.aggregates import (
     worst_samples,
 )
 from leakwatch.reporting.extras import require
-from leakwatch.reporting.quantities import HEADLINES, Quantity, describe
+from leakwatch.reporting.quantities import (
+    ACHIEVED,
+    HEADLINES,
+    Quantity,
+    describe,
+)
 from leakwatch.reporting.rows import Row, status_reason, status_word
 from leakwatch.reporting.table import Column, LedgerTable
 from leakwatch.reporting.words import (
@@ -50,7 +55,7 @@ def risk_over_epochs(
         worst: How many of the latest step's most exposed samples get a line.
         height: Height in pixels.
         noise_std: Noise that the predictions assume, for the subtitle.
-        floor: PSNR (dB) of a guess without any gradient, drawn as a line.
+        floor: PSNR (dB) of a blind guess, drawn as a line.
 
     Returns:
         A plotly figure, with a menu when there is more than one quantity.
@@ -104,7 +109,7 @@ def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any |
             hovertemplate="%{x}: %{y:.3g} s<br>%{customdata}<extra></extra>",
         )
     )
-    figure.update_xaxes(title_text=x_title, showgrid=False, **_whole_ticks(x))
+    figure.update_xaxes(title_text=x_title, showgrid=False, **plotting.whole_ticks(x))
     if len(x) == 1:
         figure.update_xaxes(range=[x[0] - 1, x[0] + 1])
     figure.update_yaxes(title_text="seconds per probe", rangemode="tozero")
@@ -117,13 +122,6 @@ def _share_words(share: Row | None) -> str:
     if share is not None and status_word(share.status) == "undefined":
         return plotting.text(status_reason(share.status) or "share not defined yet")
     return "share of training time not recorded"
-
-
-def _whole_ticks(x: Sequence[int]) -> dict[str, Any]:
-    """Return tick settings that never show half an epoch."""
-    if len(x) <= 8:
-        return {"tickmode": "array", "tickvals": list(x)}
-    return {"tickmode": "auto", "tickformat": "d"}
 
 
 def _risk_traces(
@@ -214,7 +212,7 @@ def _risk_traces(
     drawn = np.concatenate([column.values[column.usable] for column in columns])
     layout = {
         "xaxis.title.text": x_title,
-        **{f"xaxis.{key}": value for key, value in _whole_ticks(x).items()},
+        **{f"xaxis.{key}": value for key, value in plotting.whole_ticks(x).items()},
         "yaxis.title.text": plotting.axis_title(quantity),
         "yaxis.type": plotting.axis_type(drawn, quantity),
         "shapes": _rules_of_thumb(quantity, floor) if drawn.size else [],
@@ -225,14 +223,14 @@ def _risk_traces(
 
 def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:
     """Return lines where predicted pictures become recognisable, and the floor."""
-    if quantity.name not in HEADLINES:
+    if quantity.name not in (*HEADLINES, *ACHIEVED):
         return []
     lines = [
         (CLEARLY_ABOVE, "clearly recognisable above", "bottom"),
         (HARDLY_BELOW, "hardly recognisable below", "top"),
     ]
     if floor is not None:
-        lines.append((floor, "a guess without any gradient", "top"))
+        lines.append((floor, "blind guess", "bottom"))
     return [
         {
             "type": "line",

@@ -38,7 +38,12 @@ def section(anchor: str, title: str, *content: str) -> str:
 
 
 def table(
-    head: Iterable[str], rows: Iterable[str], label: str, *, sortable: bool = False
+    head: Iterable[str],
+    rows: Iterable[str],
+    label: str,
+    *,
+    sortable: bool = False,
+    sticky: bool = False,
 ) -> str:
     """Return a table in a container that scrolls by itself.
 
@@ -47,8 +52,12 @@ def table(
         rows: Body rows, as HTML.
         label: What the table holds, for screen readers.
         sortable: Whether clicking a header sorts.
+        sticky: Whether the first column stays in sight while the others scroll.
     """
-    kind = ' class="sort"' if sortable else ""
+    words = " ".join(
+        word for word, on in (("sort", sortable), ("sticky", sticky)) if on
+    )
+    kind = f' class="{words}"' if words else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(label)}">'
         f"<table{kind}><thead><tr>{''.join(head)}</tr></thead>\n"

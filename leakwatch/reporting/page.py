@@ -38,7 +38,7 @@ h1 { font-size: 25px; line-height: 1.25; margin: 2px 0 4px; }
 h2 { font-size: 19px; margin: 34px 0 10px; line-height: 1.3; }
 h3 { font-size: 15.5px; margin: 0; line-height: 1.35; }
 p { margin: 0 0 10px; max-width: 78ch; }
-.soft, .sub { color: var(--soft); }
+.soft, .sub { color: var(--soft); } .small { font-size: 11.5px; }
 .sub { font-size: 13px; margin: 0; }
 nav { margin-top: 10px; display: flex; flex-wrap: wrap; gap: 4px 16px; }
 nav a { font-size: 13.5px; }
@@ -76,7 +76,7 @@ select {
 .tall { max-height: 620px; overflow-y: auto; overflow-x: hidden; }
 .two { display: grid; gap: 14px; grid-template-columns: minmax(0, 1fr); }
 @media (min-width: 940px) { .two { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
-.two > .panel { margin: 0; }
+.two > .panel { margin: 0; } .two > .panel:only-child { grid-column: 1 / -1; }
 .notice {
   background: var(--warn-bg); border: 1px solid var(--warn-line);
   border-left-width: 4px; border-radius: 8px; padding: 10px 14px; margin: 0 0 14px;
@@ -107,7 +107,9 @@ select {
 .legend em { font-style: normal; font-weight: 600; }
 .scroll { overflow: auto; border: 1px solid var(--line); border-radius: 8px;
   background: var(--panel); max-height: 640px; }
-.scroll + p { margin-top: 16px; }
+.scroll + p, .two + p { margin-top: 16px; }
+.scroll + .notice, .two + .notice, .scroll + h3 { margin-top: 16px; }
+h3 + p { margin-top: 6px; }
 .scroll:focus-visible { outline: 2px solid var(--accent); }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 13.5px; }
 th, td { padding: 7px 10px; text-align: left; vertical-align: middle;
@@ -115,6 +117,9 @@ th, td { padding: 7px 10px; text-align: left; vertical-align: middle;
 tbody tr:last-child > * { border-bottom: 0; }
 thead th { position: sticky; top: 0; background: var(--wash); z-index: 1;
   vertical-align: bottom; white-space: nowrap; font-weight: 600; }
+.sticky td:first-child, .sticky th:first-child { position: sticky; left: 0; }
+.sticky td:first-child { background: var(--panel); }
+.sticky th:first-child { z-index: 2; }
 th small { display: block; font-weight: 400; color: var(--soft); font-size: 11.5px; }
 th.num, td.num { text-align: right; white-space: nowrap; }
 td.why { min-width: 340px; } td.remark { min-width: 300px; }

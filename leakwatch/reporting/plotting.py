@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from leakwatch.reporting.extras import require
-from leakwatch.reporting.quantities import HEADLINES, Quantity, class_label, describe
+from leakwatch.reporting.quantities import (
+    ACHIEVED,
+    BACKGROUND,
+    HEADLINES,
+    Quantity,
+    class_label,
+    describe,
+)
 from leakwatch.reporting.table import Moment
 
 # Okabe and Ito's palette, distinct for the common colour-vision deficiencies.
@@ -82,10 +89,19 @@ def new_figure(title: str, subtitle: str, height: int, **layout: Any) -> Any:
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Put the headline quantities first; the others keep their order."""
+    """Put what a reader came for first, and what only describes an image last.
+
+    That is predicted PSNR, then the PSNR that attacks achieved; the others keep
+    their order.
+
+    Example:
+        >>> ordered(["image_std", "loss", "audit/near/psnr", "i2f_psnr"])
+        ['i2f_psnr', 'audit/near/psnr', 'loss', 'image_std']
+    """
     found = list(dict.fromkeys(names))
-    first = [name for name in HEADLINES if name in found]
-    return first + [name for name in found if name not in first]
+    first = [name for name in (*HEADLINES, *ACHIEVED) if name in found]
+    last = [name for name in found if name.startswith(BACKGROUND)]
+    return first + [name for name in found if name not in (*first, *last)] + last
 
 
 def axis_title(quantity: Quantity) -> str:
@@ -114,6 +130,13 @@ def moment_axis(moments: Sequence[Moment]) -> tuple[list[int], str]:
     if len(set(epochs)) == len(epochs):
         return epochs, "completed epochs"
     return [moment.step for moment in moments], "optimizer steps"
+
+
+def whole_ticks(x: Sequence[int]) -> dict[str, Any]:
+    """Return tick settings that never show half an epoch."""
+    if len(x) <= 8:
+        return {"tickmode": "array", "tickvals": list(x)}
+    return {"tickmode": "auto", "tickformat": "d"}
 
 
 def sample_name(

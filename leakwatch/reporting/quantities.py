@@ -16,6 +16,12 @@ HIGHER_LESS: Final = "higher = less exposed"
 HEADLINES: Final = ("joint_i2f_bayes_psnr", "i2f_bayes_psnr", "i2f_psnr")
 """Predicted PSNR, the number that a person understands: best first."""
 
+ACHIEVED: Final = ("audit/near/psnr", "audit/random/psnr")
+"""PSNR that attacks achieved, worst case first."""
+
+BACKGROUND: Final = ("image_", "audit/baseline/")
+"""How names begin of what is known of an image without any message or attack."""
+
 
 @final
 @dataclass(frozen=True)
@@ -82,12 +88,12 @@ def quantities_from_metadata(metadata: Mapping[str, Any]) -> dict[str, Quantity]
 def describe(name: str, quantities: Mapping[str, Quantity] | None) -> Quantity:
     """Return the description of ``name``, or an empty one.
 
-    The headline quantities are decibels of predicted PSNR by definition, so they
-    keep their unit and direction in a run without metadata.
+    Predicted and achieved PSNR are decibels by definition, so they keep their unit
+    and direction in a run without metadata.
     """
     if quantities is not None and name in quantities:
         return quantities[name]
-    if name in HEADLINES:
+    if name in (*HEADLINES, *ACHIEVED):
         return Quantity(name, unit="dB", direction=HIGHER_MORE)
     return Quantity(name)
 

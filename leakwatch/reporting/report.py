@@ -19,11 +19,14 @@ from leakwatch.reporting.atomic import write_atomically
 from leakwatch.reporting.class_figure import class_bars
 from leakwatch.reporting.figures import risk_over_epochs, time_spent
 from leakwatch.reporting.frame import html_page
+from leakwatch.reporting.glossary import glossary
 from leakwatch.reporting.headline import find_headline
 from leakwatch.reporting.ledger import RiskLedger
 from leakwatch.reporting.markup import esc, figure_panel, section
+from leakwatch.reporting.message import Message, message_from_metadata
 from leakwatch.reporting.png import data_uri, thumbnail
 from leakwatch.reporting.quantities import (
+    ACHIEVED,
     class_names_from_metadata,
     quantities_from_metadata,
 )
@@ -69,31 +72,37 @@ def _render(ledger: RiskLedger) -> str:
     table = everything.where(
         lambda name: not name.startswith(("audit/", layer_section.LAYERS))
     )
+    # But what they achieved is what a reader of an audit came for.
+    shown = everything.where(lambda name: name in ACHIEVED or name in table.quantities)
+    found = bool(table.moments)
     spectra = ledger.spectra()
     pictures = _pictures(ledger)
     headline = find_headline(table)
     noise = noise_from_metadata(metadata)
     floor = floor_from_metadata(metadata)
     model = model_from_metadata(metadata)
+    message = message_from_metadata(metadata)
     title = model or ledger.run or "training run"
     run = ledger.run if model else ""
     sections = {
         "attacks": (
             "What attacks achieved",
-            attack_section.attack_section(everything, ledger.attacks(), names),
+            attack_section.attack_section(
+                everything, ledger.attacks(), names, message, quantities
+            ),
         ),
         "training": (
             "During training",
             figure_panel(
                 "fig-risk",
                 risk_over_epochs(
-                    table, quantities, names, noise_std=noise, floor=floor
+                    shown, quantities, names, noise_std=noise, floor=floor
                 ),
             ),
         ),
         "classes": (
             "By class",
-            figure_panel("fig-class", class_bars(table, quantities, names), tall=True)
+            figure_panel("fig-class", class_bars(shown, quantities, names), tall=True)
             + text_sections.class_table(table, quantities, names)
             + text_sections.fairness_table(table, quantities, names),
         ),
@@ -102,13 +111,13 @@ def _render(ledger: RiskLedger) -> str:
             sample_section.sample_table(table, quantities, names, pictures),
         ),
         "spectrum": (
-            "What the gradient sees",
-            _spectrum(spectra),
+            f"What the {message.noun} sees",
+            _spectrum(spectra, message),
         ),
         "layers": ("Which layer leaks", layer_section.layer_section(everything)),
         "time": ("Cost", figure_panel("fig-time", time_spent(table))),
-        "glossary": ("Glossary", text_sections.glossary(everything, quantities)),
-        "limits": ("What these numbers do not say", text_sections.limits()),
+        "glossary": ("Glossary", glossary(everything, quantities)),
+        "limits": ("What these numbers do not say", text_sections.limits(message)),
         "about": ("About this run", text_sections.about(metadata, table)),
     }
     body = "\n".join(section(key, *content) for key, content in sections.items())
@@ -125,10 +134,11 @@ def _render(ledger: RiskLedger) -> str:
     )
     return html_page(
         title=f"leakwatch: {', '.join(filter(None, (title, run)))}",
-        heading=f"Gradient leakage of {title}",
+        heading=message.heading.format(model=title),
         about=_about_line(table, metadata, run),
         navigation=f'<nav aria-label="Sections">{links}</nav>',
-        body=f"""{summary_section.lead(headline, noise) if table.moments else _NOTHING}
+        body=f"""{summary_section.lead(headline, noise, message) if found else _NOTHING}
+{attack_section.attack_lead(everything)}
 {summary_section.cards(table, headline, names, pictures)}
 {summary_section.strip(headline, names, floor)}
 {notices}
@@ -146,15 +156,15 @@ _NOTHING: Final = (
 )
 
 
-def _spectrum(spectra: Sequence[Mapping[str, Any]]) -> str:
+def _spectrum(spectra: Sequence[Mapping[str, Any]], message: Message) -> str:
     panels = figure_panel("fig-spectrum", spectrum_by_rank(spectra))
     panels += figure_panel("fig-histogram", eigenvalue_histogram(spectra))
     if not panels:
         return ""
     return (
         '<p class="soft">Each eigenvalue of JᵀJ says how strongly one direction of the '
-        "input shows in the gradient. Directions with large eigenvalues can be read "
-        "off; those below the noise cannot.</p>"
+        f"input shows in the {message.noun}. Directions with large eigenvalues can be "
+        "read off; those below the noise cannot.</p>"
         f'<div class="two">{panels}</div>'
     )
 

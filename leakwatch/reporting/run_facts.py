@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from leakwatch.reporting.message import GRADIENT, Message
+
 NEARLY_UNDEFENDED: Final = 1e-3
 """Gradient units; rule of thumb: smaller noise hides next to nothing."""
 
@@ -50,19 +52,24 @@ def floor_from_metadata(metadata: Mapping[str, Any]) -> float | None:
     return 20 * math.log10(numbers[1] / numbers[0])
 
 
-def noise_words(noise_std: float) -> str:
-    """Say which noise a prediction assumes.
+def noise_words(noise_std: float | None, message: Message = GRADIENT) -> str:
+    """Say which noise a prediction assumes; empty where nothing is said.
+
+    Args:
+        noise_std: Gradient units; None where none was stated.
+        message: On which it lies.
 
     Example:
         >>> print(noise_words(0.1))
         Gaussian noise of standard deviation 0.1 on every entry of the shared gradient
         >>> noise_words(0.0001).endswith(" (close to an undefended gradient)")
         True
+        >>> noise_words(None)
+        ''
     """
-    words = (
-        f"Gaussian noise of standard deviation {noise_std:g} on every entry of the "
-        "shared gradient"
-    )
+    if noise_std is None:
+        return message.unstated
+    words = message.noise.format(std=f"{noise_std:g}")
     close = " (close to an undefended gradient)"
     return words + (close if noise_std <= NEARLY_UNDEFENDED else "")
 

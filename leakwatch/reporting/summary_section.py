@@ -9,6 +9,7 @@ import numpy as np
 
 from leakwatch.reporting.headline import Headline
 from leakwatch.reporting.markup import card, esc
+from leakwatch.reporting.message import GRADIENT, Message
 from leakwatch.reporting.quantities import class_label
 from leakwatch.reporting.rows import status_reason, status_word
 from leakwatch.reporting.run_facts import noise_words
@@ -25,8 +26,18 @@ from leakwatch.reporting.words import (
 )
 
 
-def lead(headline: Headline | None, noise_std: float | None = None) -> str:
-    """Return the sentence that sums the run up, with the noise that it assumes."""
+def lead(
+    headline: Headline | None,
+    noise_std: float | None = None,
+    message: Message = GRADIENT,
+) -> str:
+    """Return the sentence that sums the run up, with the noise that it assumes.
+
+    Args:
+        headline: The predicted PSNR, if the run predicts one.
+        noise_std: That predictions assume, gradient units; None where none is stated.
+        message: What an attacker sees.
+    """
     if headline is None:
         return (
             '<p class="lead">This run predicts no reconstruction quality: add the '
@@ -40,10 +51,11 @@ def lead(headline: Headline | None, noise_std: float | None = None) -> str:
             f"{esc(summary.reason)}.</p>"
         )
     worst, median = summary.worst, summary.median
-    assumed = "" if noise_std is None else f" assuming {noise_words(noise_std)},"
+    words = noise_words(noise_std, message)
+    assumed = f" assuming {words}," if words else ""
     return (
         f'<p class="lead">At the last probe ({esc(when)}),{esc(assumed)} an attacker '
-        "who sees the gradient of the most exposed sample could rebuild it with a "
+        f"who sees {esc(message.exposing)} could rebuild that sample with a "
         "predicted PSNR of "
         f'<strong class="{psnr_level(worst)}">{decibels(worst)}: '
         f"{psnr_words(worst)}</strong>. For the typical sample it is "
@@ -66,7 +78,7 @@ def cards(
         about = summary.reason
         if sample is not None:
             label = column.labels[column.samples.index(sample)]
-            about = f"sample #{sample}"
+            about = f"predicted PSNR of sample #{sample}"
             about += "" if label is None else f", {class_label(label, class_names)}"
         found.append(
             card(
@@ -77,13 +89,14 @@ def cards(
                 picture=pictures.get(-1 if sample is None else sample, ""),
             )
         )
-        change = "one probe so far"
+        change = "predicted PSNR; one probe so far"
         if headline.probes > 1:
-            change = "no comparison with the first probe"
+            change = "predicted PSNR; no comparison with the first probe"
         if math.isfinite(headline.change):
             direction = "more" if headline.change > 0 else "less"
             change = (
-                f"{abs(headline.change):.1f} dB {direction} than at the first probe"
+                f"predicted PSNR; {abs(headline.change):.1f} dB {direction} than at "
+                "the first probe"
             )
         found.append(
             card(
@@ -96,7 +109,7 @@ def cards(
         unknown = summary.count - summary.used
         found.append(
             card(
-                f"Over {CLEARLY_ABOVE:.0f} dB",
+                f"Predicted over {CLEARLY_ABOVE:.0f} dB",
                 f"{headline.clearly} of {summary.used}"
                 if summary.used
                 else "not known",
@@ -110,7 +123,8 @@ def cards(
                 card(
                     "Worst moment",
                     decibels(headline.peak),
-                    f"most exposed sample, {moment_words(headline.peak_moment)}",
+                    f"highest predicted PSNR of any sample, "
+                    f"{moment_words(headline.peak_moment)}",
                     level=psnr_level(headline.peak),
                 )
             )
@@ -128,7 +142,7 @@ def strip(
     Args:
         headline: What to show.
         class_names: By label.
-        floor: PSNR (dB) of a guess without any gradient, where it is known.
+        floor: PSNR (dB) of a blind guess, the mean image, where it is known.
     """
     if headline is None or not headline.summary.used:
         return ""
@@ -168,10 +182,11 @@ def strip(
     if floor is not None and low < floor < high:
         guess = (
             f'<b class="guess" style="left:{place(floor):.2f}%" '
-            f'title="a guess without any gradient: {decibels(floor)}"></b>'
+            f'title="blind guess: {decibels(floor)}"></b>'
         )
         least = (
-            f"<span>thin line: {decibels(floor)}, a guess without any gradient</span>"
+            f"<span>dashed line: {decibels(floor)}, a blind guess: the mean image"
+            "</span>"
         )
     return (
         '<div class="panel"><div class="head"><div><h3>All watched samples on the '

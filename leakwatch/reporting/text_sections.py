@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from leakwatch.reporting.aggregates import Spread, spread_of_classes, summarize_classes
 from leakwatch.reporting.markup import esc, table
+from leakwatch.reporting.message import Message
 from leakwatch.reporting.plotting import ordered
-from leakwatch.reporting.quantities import Quantity, class_label, describe
+from leakwatch.reporting.quantities import BACKGROUND, Quantity, class_label, describe
 from leakwatch.reporting.table import LedgerTable
 from leakwatch.reporting.words import moment_words, number
 
-LIMITS: Final = (
+_OF_PREDICTIONS: Final = (
     (
         "Predictions, not attacks.",
         "The scores replace the network by its linearisation at each sample and speak "
@@ -27,18 +28,9 @@ LIMITS: Final = (
         "of the data. An attacker with a sharper prior, such as a good generator of "
         "such pictures, can do better than predicted.",
     ),
-    (
-        "One sample per gradient.",
-        "Each number speaks of the gradient of a single sample. A gradient over a "
-        "batch, or an update over several steps, mixes samples and is usually harder "
-        "to invert; that is not measured here.",
-    ),
-    (
-        "One noise level.",
-        "Predictions hold for the noise written under “About this run”, whether or not "
-        "training adds it. If the loss of a sample falls its gradient shrinks too, and "
-        "the same noise hides more: read grad_norm and loss beside every fall.",
-    ),
+)
+
+_OF_ALL: Final = (
     (
         "LAVP's direction is a hypothesis.",
         "That a larger LAVP value means less exposure is its paper's claim about "
@@ -62,10 +54,11 @@ LIMITS: Final = (
 )
 
 
-def limits() -> str:
-    """Return what the numbers do not say."""
+def limits(message: Message) -> str:
+    """Return what the numbers do not say, of all runs and of this kind of message."""
     items = "".join(
-        f"<li><strong>{esc(title)}</strong> {esc(text)}</li>" for title, text in LIMITS
+        f"<li><strong>{esc(title)}</strong> {esc(text)}</li>"
+        for title, text in (*_OF_PREDICTIONS, *message.limits, *_OF_ALL)
     )
     return f'<ul class="limits">{items}</ul>'
 
@@ -80,6 +73,9 @@ def fairness_table(
     for name in ordered(ledger.quantities):
         found = ledger.last(name)
         quantity = describe(name, quantities)
+        said = quantity.meaning and not quantity.sign
+        if said or name.startswith(BACKGROUND):
+            continue  # shows nothing about exposure by itself
         classes = summarize_classes(found[1]) if found else []
         if found and len(classes) > 1:
             spread = spread_of_classes(classes, quantity)
@@ -141,25 +137,6 @@ def class_table(
         + table(head, rows, "Classes", sortable=True)
         + "</details>"
     )
-
-
-def glossary(ledger: LedgerTable, quantities: Mapping[str, Quantity]) -> str:
-    """Return what each recorded quantity means."""
-    run_level = dict.fromkeys(name for _, name in ledger.run_level)
-    rows = []
-    for name in dict.fromkeys([*ordered(ledger.quantities), *run_level]):
-        quantity = describe(name, quantities)
-        meaning = quantity.meaning or "no description recorded with this run"
-        rows.append(
-            f'<tr><td class="mono">{esc(name)}</td>'
-            f'<td class="text">{esc(meaning)}</td>'
-            f"<td>{esc(quantity.unit or 'none')}</td>"
-            f"<td>{esc(quantity.direction or 'none')}</td>"
-            f"<td>{esc(quantity.source or 'none')}</td></tr>"
-        )
-    titles = ("quantity", "meaning", "unit", "direction", "source")
-    head = [f'<th scope="col">{title}</th>' for title in titles]
-    return table(head, rows, "Glossary") if rows else ""
 
 
 def about(metadata: Mapping[str, Any], ledger: LedgerTable) -> str:

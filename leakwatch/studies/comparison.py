@@ -60,6 +60,18 @@ class InitializationComparison:
         """Quantities that attacks achieved."""
         return tuple(name for name in self.quantities if name.endswith("_mse"))
 
+    def matched(self, quantity: str, moment: Moment = "initial") -> bool:
+        """Whether any attack matched its gradient; false of scores, which are none.
+
+        Args:
+            quantity: of an attack.
+            moment: ``"initial"`` or ``"trained"``.
+
+        Raises:
+            ValueError: as :meth:`of`.
+        """
+        return any(p.matched for p in self.of(quantity, moment))
+
     def of(self, quantity: str, moment: Moment = "initial") -> tuple[Point, ...]:
         """The values of one quantity.
 
@@ -231,12 +243,24 @@ class InitializationComparison:
     def _matched(self, points: Sequence[Point]) -> list[str]:
         """What to know about attacks that failed."""
         tried = [p for p in points if p.matched is not None]
-        failed = sum(not p.matched for p in tried)
-        if not failed:
+        good = {
+            scheme: sum(bool(p.matched) for p in tried if p.scheme == scheme)
+            for scheme in self.schemes
+        }
+        if sum(good.values()) == len(tried):
             return []
+        if not any(good.values()):
+            return [
+                f"none of {len(tried)} attacks matched the gradient, so that this "
+                "order says how they fail, not how exposed a sample is; a failed "
+                "attack does not say that a sample is safe."
+            ]
+        each = {s: sum(p.scheme == s for p in tried) for s in self.schemes}
+        counts = ", ".join(f"{s} {good[s]} of {each[s]}" for s in self.schemes)
         return [
-            f"{failed} of {len(tried)} attacks did not match the gradient; that they "
-            "failed does not say that a sample is safe."
+            f"attacks that matched the gradient: {counts}; the errors of those that "
+            "failed are in these means, as in the paper: they say how an attack "
+            "fails, and a failed attack does not say that a sample is safe."
         ]
 
 

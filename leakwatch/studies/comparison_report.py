@@ -26,14 +26,14 @@ def comparison_figure(
 ) -> Any:
     """Every value by initialisation, with mean and interval; a menu of quantities.
 
-    Attack errors come first, as in I²F, Figure 7. A hollow point is an attack that did
-    not match its gradient.
+    Attack errors come first, as in I²F, Figure 7, but not of attacks that all failed.
+    A hollow point is an attack that did not match its gradient.
 
     Raises:
         ModuleNotFoundError: plotly is not installed.
     """
     graph = require("plotly.graph_objects", "The figure of a comparison")
-    names = [n for n in _ordered(found) if found.quantities[n].sign]
+    names = [n for n in _ordered(found, moment) if found.quantities[n].sign]
     groups, layouts = {}, {}
     for name in names:
         verdict, points = found.verdict(name, moment), found.of(name, moment)
@@ -56,7 +56,7 @@ def comparison_figure(
         f"What gradients give away {_WHEN[moment]}",
         f"noise of standard deviation {found.settings.get('noise_std')}; a point is "
         "one sample under one seed, hollow: the attack failed; black: mean and 95 % "
-        "interval",
+        "interval of all points, hollow ones included",
         460,
         showlegend=False,
     )
@@ -102,8 +102,11 @@ def comparison_page(found: InitializationComparison) -> str:
     )
 
 
-def _ordered(found: InitializationComparison) -> list[str]:
-    return list(dict.fromkeys([*found.attacks, *_headlines(found), *found.quantities]))
+def _ordered(found: InitializationComparison, moment: Moment) -> list[str]:
+    """Attacks of which any matched, predictions, attacks that all failed, the rest."""
+    shown = [name for name in found.attacks if found.matched(name, moment)]
+    lead = [*shown, *_headlines(found), *found.attacks]
+    return list(dict.fromkeys([*lead, *found.quantities]))
 
 
 def _headlines(found: InitializationComparison) -> list[str]:
@@ -167,12 +170,18 @@ def _means(graph: Any, verdict: Verdict, place: dict[str, int]) -> Any:
 
 def _verdicts(found: InitializationComparison, moment: Moment) -> str:
     lines = []
-    for name in [*found.attacks, *_headlines(found)]:
+    leading = (*found.attacks, *_headlines(found))
+    for name in (name for name in _ordered(found, moment) if name in leading):
         verdict = found.verdict(name, moment)
         unknown = ", ".join(u.scheme for u in verdict.unknown)
         notes = " ".join(verdict.notes)
         lines.append(
             f"<li><strong>{esc(name)}</strong>: {esc(verdict.order or '–')}"
+            + (
+                ' <span class="about">no attack matched</span>'
+                if name in found.attacks and not found.matched(name, moment)
+                else ""
+            )
             + (f"; not known, which is not safe: {esc(unknown)}" if unknown else "")
             + (f' <span class="soft">{esc(notes)}</span>' if notes else "")
             + "</li>"
@@ -188,7 +197,7 @@ def _table(found: InitializationComparison, moment: Moment) -> str:
         f'<th class="num">{esc(s)}</th>' for s in found.schemes
     ]
     rows = []
-    for name in _ordered(found):
+    for name in _ordered(found, moment):
         about = found.quantities[name]
         if not about.sign:
             continue

@@ -11,11 +11,11 @@ from leakwatch.reporting.extras import require
 from leakwatch.reporting.frame import html_page
 from leakwatch.reporting.markup import esc, figure_panel, section, table
 from leakwatch.reporting.quantities import HIGHER_LESS, HIGHER_MORE, Quantity
-from leakwatch.reporting.words import count
+from leakwatch.reporting.words import count, number
 from leakwatch.studies.trade_off_grid import NONE
 from leakwatch.studies.trade_off_outcomes import Attacker
 from leakwatch.studies.trade_off_rows import TradeOffRow
-from leakwatch.studies.trade_off_table import columns, notes
+from leakwatch.studies.trade_off_table import EXACT, columns, headings, notes
 
 if TYPE_CHECKING:
     from leakwatch.studies.trade_off_result import TradeOff
@@ -33,7 +33,8 @@ def trade_off_figure(found: TradeOff) -> Any:
     Mixtures have a point for each coefficient.
 
     Accuracy to the right; a menu chooses what exposure is measured by. The star is
-    training without a defense. What is not known is not drawn, and named below.
+    training without a defense. What is not known is not drawn, and named below; hollow
+    points leave out attacks that were not conclusive.
 
     Raises:
         ModuleNotFoundError: plotly is not installed.
@@ -43,19 +44,21 @@ def trade_off_figure(found: TradeOff) -> Any:
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
     about: dict[str, Quantity] = {}
-    for quantity, values in _quantities(found):
+    for quantity, values, partial in _quantities(found):
         if all(math.isnan(value) for value in values):
             continue
         about[quantity.name] = quantity
-        groups[quantity.name] = _lines(graph, found, rows, values)
+        groups[quantity.name] = _lines(graph, found, rows, values, partial)
         layouts[quantity.name] = {"yaxis.title.text": plotting.axis_title(quantity)}
+    hollow = any(missing for row in rows for missing in row.inconclusive.values())
     figure = plotting.new_figure(
         "Privacy against utility",
         f"a point is one budget ({found.unit}){_mixing(found)}; star: no defense; "
-        f"attacked: {found.settings.get('attack', '')}",
+        + ("hollow: of conclusive attacks only, others failed; " if hollow else "")
+        + f"attacked by {found.settings.get('attack', '')}",
         480,
     )
-    figure.update_xaxes(title_text="test accuracy", tickformat=".1%")
+    figure.update_xaxes(title_text="accuracy", tickformat=".1%")
     if groups:
         plotting.add_menu(figure, groups, layouts, about)
     else:
@@ -74,7 +77,10 @@ def trade_off_page(found: TradeOff) -> str:
         f"<li><strong>{esc(name)}</strong>: {esc(_WHO[name])}</li>"
         for name in found.attackers
     )
-    settings = "; ".join(f"{k} = {v}" for k, v in found.settings.items())
+    settings = "; ".join(
+        f"{k} = {number(v) if isinstance(v, float) else v}"
+        for k, v in found.settings.items()
+    )
     body = section(
         "trade-off",
         "Attacks against accuracy",
@@ -119,51 +125,75 @@ def _asked(found: TradeOff) -> str:
     return f" Each was asked for {queries} times." if queries != 1 else ""
 
 
-def _quantities(found: TradeOff) -> list[tuple[Quantity, list[float]]]:
+def _quantities(
+    found: TradeOff,
+) -> list[tuple[Quantity, list[float], list[bool]]]:
+    """What the menu offers: values of all rows, and which leave some attacks out."""
     rows = found.summary
-    out: list[tuple[Quantity, list[float]]] = []
+    out: list[tuple[Quantity, list[float], list[bool]]] = []
     for who in reversed(found.attackers):
+        some = [row.inconclusive[who] > 0 for row in rows]
+        exact = f"dB, drawn up to {EXACT:g}"
         out += [
             (
                 Quantity(f"{who}_psnr", "dB", HIGHER_MORE, "Median PSNR of attacks."),
                 [row.psnr[who] for row in rows],
+                some,
             ),
             (
                 Quantity(f"{who}_worst_psnr", "dB", HIGHER_MORE, "The largest PSNR."),
                 [row.worst[who] for row in rows],
+                some,
             ),
             (
-                Quantity(f"{who}_predicted_psnr", "dB", HIGHER_MORE, "Predicted PSNR."),
-                [row.predicted[who] for row in rows],
+                Quantity(
+                    f"{who}_predicted_psnr", exact, HIGHER_MORE, "Predicted PSNR."
+                ),
+                # min() would take NaN for the smaller one or not, by the order.
+                [
+                    EXACT if row.predicted[who] > EXACT else row.predicted[who]
+                    for row in rows
+                ],
+                [False] * len(rows),
             ),
             (
                 Quantity(f"{who}_lpips", "", HIGHER_LESS, "Median LPIPS."),
                 [row.lpips[who] for row in rows],
+                some,
             ),
         ]
     return out
 
 
 def _lines(
-    graph: Any, found: TradeOff, rows: Sequence[TradeOffRow], values: Sequence[float]
+    graph: Any,
+    found: TradeOff,
+    rows: Sequence[TradeOffRow],
+    values: Sequence[float],
+    partial: Sequence[bool],
 ) -> list[Any]:
     colours = [plotting.BLUE, *plotting.LINES, plotting.GREY]
     traces = []
     for i, name in enumerate(found.defenses):
-        mine = [(r, v) for r, v in zip(rows, values, strict=True) if r.defense == name]
+        mine = [
+            (r, v, p)
+            for r, v, p in zip(rows, values, partial, strict=True)
+            if r.defense == name
+        ]
         star = name == NONE
+        shape = "star" if star else "circle"
         traces.append(
             graph.Scatter(
-                x=plotting.drawable([r.accuracy for r, _ in mine]),
-                y=plotting.drawable([v for _, v in mine]),
+                x=plotting.drawable([r.accuracy for r, *_ in mine]),
+                y=plotting.drawable([v for _, v, _ in mine]),
                 mode="markers" if star else "lines+markers",
                 name=plotting.short(name),
                 marker={
                     "size": 15 if star else 9,
-                    "symbol": "star" if star else "circle",
+                    "symbol": [shape + ("-open" if p else "") for *_, p in mine],
                     "color": "#222222" if star else colours[(i - 1) % len(colours)],
                 },
-                customdata=[_hover(r, found.unit) for r, _ in mine],
+                customdata=[_hover(r, found.unit) for r, *_ in mine],
                 hovertemplate="%{customdata}<br>%{y:.4g}<extra></extra>",
             )
         )
@@ -181,9 +211,15 @@ def _hover(row: TradeOffRow, unit: str) -> str:
 
 
 def _table(found: TradeOff) -> str:
-    head, lines = columns(found)
+    _, lines = columns(found)
+    head = [
+        f'<th scope="col"{" class=num" if i else ""}>{esc(title)}'
+        + (f"<small>{esc(unit)}</small>" if unit else "")
+        + "</th>"
+        for i, (title, unit) in enumerate(headings(found))
+    ]
     return table(
-        [f"<th>{esc(h)}</th>" for h in head],
+        head,
         [
             "<tr>"
             + "".join(
@@ -196,4 +232,5 @@ def _table(found: TradeOff) -> str:
             for line in lines
         ],
         "Accuracy and attacks by defense and budget",
+        sticky=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Final
 
 from leakwatch.defenses.budget import Unit
@@ -14,12 +15,25 @@ from leakwatch.studies.trade_off_rows import TradeOffRow
 if TYPE_CHECKING:
     from leakwatch.studies.trade_off_result import TradeOff
 
-__all__ = ["columns", "decibels", "notes", "text_table"]
+__all__ = ["EXACT", "columns", "decibels", "headings", "notes", "text_table"]
 
 _UNKNOWN: Final = "not known"
 
+#: What attackers know of mixtures.
+_OF_MIXTURES: Final[dict[Attacker, str]] = {
+    "naive": "the naive attacker takes a mixture for one image",
+    "estimating": "the estimating one knows what images are like: their mean, and that "
+    "samples and partners differ alike",
+    "adaptive": "the adaptive attacker knows whom it was mixed with",
+}
+
 # How far what training consumed may be from the budget; few draws scatter.
 _OFF: Final = 0.2
+
+#: PSNR, dB, from which on a prediction says no more than that nothing is missed.
+EXACT: Final = 100.0
+
+_OF: Final = re.compile(r"\(\d+ of \d+\)$|^≥ ")
 
 
 def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
@@ -28,12 +42,7 @@ def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
     Args:
         found: the trade-off.
     """
-    head = ["defense", "budget", "trained ‖δ‖/‖g‖", "accuracy", "attacked ‖δ‖/‖g‖"]
-    for who in found.attackers:
-        head += [f"{who}, dB", "worst"]
-    head += [f"predicted {who}" for who in found.attackers if _predicts(found, who)]
     lpips = [who for who in found.attackers if _perceives(found, who)]
-    head += [f"LPIPS {who}" for who in lpips]
     lines = []
     for row in found.summary:
         cells = [
@@ -44,15 +53,35 @@ def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
             _number(row.message_relative),
         ]
         for who in found.attackers:
-            cells += [decibels(row.psnr[who]), decibels(row.worst[who])]
+            cells += [_achieved(row, who), _worst(row, who)]
         cells += [
-            decibels(row.predicted[who])
+            _predicted(row.predicted[who])
             for who in found.attackers
             if _predicts(found, who)
         ]
         cells += [_number(row.lpips[who]) for who in lpips]
         lines.append(cells)
-    return head, lines
+    return [" ".join(filter(None, pair)) for pair in headings(found)], lines
+
+
+def headings(found: TradeOff) -> list[tuple[str, str]]:
+    """Of each column what it shows and, in smaller type, which of it; all different.
+
+    Args:
+        found: the trade-off.
+    """
+    head = [
+        ("defense", ""),
+        ("budget", ""),
+        ("trained", "‖δ‖/‖g‖"),
+        ("accuracy", ""),
+        ("attacked", "‖δ‖/‖g‖"),
+    ]
+    for who in found.attackers:
+        head += [(who, "median, dB"), (who, "worst, dB")]
+    head += [(who, "predicted, dB") for who in found.attackers if _predicts(found, who)]
+    head += [(who, "LPIPS") for who in found.attackers if _perceives(found, who)]
+    return head
 
 
 def text_table(found: TradeOff) -> str:
@@ -88,12 +117,35 @@ def notes(found: TradeOff) -> list[str]:
             "attackers take the mean"
         )
     if any(row.coefficient is not None for row in found.summary):
+        known = [_OF_MIXTURES[who] for who in found.attackers if who in _OF_MIXTURES]
         first.append(
-            "α is the share of the sample in a mixture, of which no ‖δ‖ is asked; the "
-            "adaptive attacker knows whom it was mixed with, the estimating one takes "
-            "the mean image for that"
+            "; ".join(
+                [
+                    "α is the share of the sample in a mixture, of which no ‖δ‖ is "
+                    "asked",
+                    *known,
+                ]
+            )
         )
+    first += _legend(found)
     return first + [note for row in found.summary for note in _notes(row, found.unit)]
+
+
+def _legend(found: TradeOff) -> list[str]:
+    """What marks in the table mean, where they are."""
+    out = []
+    cells = [cell for line in columns(found)[1] for cell in line]
+    if "exact" in cells:
+        out.append(
+            "exact: by linearisation this attacker misses less than 1/100,000 of the "
+            f"pixel range ({EXACT:g} dB)"
+        )
+    if any(_OF.search(cell) for cell in cells):
+        out.append(
+            "(1 of 2) and ≥: of that many messages; the attack did not match the "
+            "others, which does not say that they are safe"
+        )
+    return out
 
 
 def decibels(value: float) -> str:
@@ -104,6 +156,25 @@ def decibels(value: float) -> str:
         ('21.3', 'not known')
     """
     return _UNKNOWN if math.isnan(value) else f"{value:.1f}"
+
+
+def _achieved(row: TradeOffRow, who: Attacker) -> str:
+    """The median, and of how many messages where not of all."""
+    text = decibels(row.psnr[who])
+    missing = row.inconclusive[who]
+    if not missing or math.isnan(row.psnr[who]):
+        return text
+    return f"{text} ({row.messages - missing} of {row.messages})"
+
+
+def _worst(row: TradeOffRow, who: Attacker) -> str:
+    """The largest, no less than which it is where some messages were not matched."""
+    text = decibels(row.worst[who])
+    return f"≥ {text}" if row.inconclusive[who] and text != _UNKNOWN else text
+
+
+def _predicted(value: float) -> str:
+    return "exact" if value >= EXACT else decibels(value)
 
 
 def _notes(row: TradeOffRow, unit: Unit) -> list[str]:
@@ -119,7 +190,7 @@ def _notes(row: TradeOffRow, unit: Unit) -> list[str]:
     if row.failed:
         out.append(f"{name}: {row.failed} of {row.cells} runs failed ({row.status})")
     for who, missing in row.inconclusive.items():
-        if missing:
+        if missing and math.isnan(row.psnr[who]):
             out.append(
                 f"{name}: the {who} attack did not match {missing} of {row.messages} "
                 "messages, which does not say that they are safe"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
 from leakwatch.callbacks import InversionAudit, LeakageMonitor
-from leakwatch.callbacks.auditing import chosen
+from leakwatch.callbacks.audit_plan import chosen
 from leakwatch.gradients import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row

@@ -371,6 +371,39 @@ def test_an_attack_that_did_not_match_is_inconclusive(
     assert all(r.status == "not converged: too few steps" for r in verdicts)
     recovered = find(rows, "audit/random/recovered")[None]
     assert recovered.status.startswith("undefined")
+    mean = find(rows, "update/client-1/psnr")[None]
+    assert math.isnan(mean.value)
+    assert mean.status == ("undefined: no attack was conclusive, which shows no safety")
+
+
+def test_a_client_is_judged_by_its_conclusive_samples(
+    tmp_path: Path, arrays: str
+) -> None:
+    data = clients(arrays)
+
+    def one(client: int) -> Tensor:
+        x = data.clients[client][0]
+        return torch.cat([x[:1], torch.full_like(x[1:], 0.9)])
+
+    # A picture that shows the sample counts, whatever the attack says of itself.
+    attack = Known(one, status=Status("not converged", "too few steps"))
+    watched, _ = audit(data, attack=attack, report=True)
+    fit(tmp_path, data, watched)
+    rows = rows_of(watched)
+    known = [r for r in find(rows, "audit/random/psnr").values() if r.usable]
+    assert len(known) == 2
+    mean = find(rows, "update/client-1/psnr")[None]
+    assert mean.value == pytest.approx(known[0].value)
+    assert mean.status.startswith("estimated: of 1 of 4 samples")
+    assert watched.run_directory is not None
+    metadata = RiskLedger.open(watched.run_directory).read_metadata()
+    assert metadata["message"] == "update"
+    meanings = [q["meaning"] for q in metadata["quantities"].values()]
+    shared = [text for text in meanings if "gradient was matched" in text]
+    assert not shared
+    page = (Path(watched.run_directory) / "report.html").read_text()
+    assert "Weight-update leakage of Sequential" in page
+    assert "median PSNR of 2 samples, 6 more inconclusive" in page
 
 
 def test_resumed_equals_uninterrupted(tmp_path: Path, arrays: str) -> None:
@@ -522,4 +555,4 @@ def test_the_published_attack_runs(tmp_path: Path, arrays: str) -> None:
     assert all(math.isfinite(r.value) for r in psnr)
     sentence = watched.sentence(rows)
     assert sentence is not None
-    assert "median PSNR" in sentence
+    assert "no attack on 4 samples was conclusive" in sentence

@@ -3,7 +3,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import leakwatch
 from leakwatch.models import initialize
 from leakwatch.quality import quality
 from leakwatch.studies import InitializationComparison, compare_initializations
+from leakwatch.studies.comparison_report import comparison_page
 from leakwatch.studies.paper_attacks import engine
 from studies.problems import network, samples
 
@@ -114,10 +117,41 @@ def test_what_is_infinite_is_unknown_in_the_ranking(
     assert not bayes.unknown
 
 
+def matched_by(
+    compared: InitializationComparison, *schemes: str
+) -> InitializationComparison:
+    """The same, had every attack on these and none on other networks matched."""
+    points = [
+        p if p.matched is None else replace(p, matched=p.scheme in schemes)
+        for p in compared.points
+    ]
+    return replace(compared, points=tuple(points))
+
+
 def test_failed_attacks_are_not_called_safe(compared: InitializationComparison) -> None:
-    notes = " ".join(compared.verdict("dgl_mse").notes)
-    assert "does not say that a sample is safe" in notes
-    assert not any("did not match" in n for n in compared.verdict("i2f").notes)
+    for found in (matched_by(compared), matched_by(compared, "normal")):
+        notes = " ".join(found.verdict("dgl_mse").notes)
+        assert "does not say that a sample is safe" in notes
+        assert not any("matched" in n for n in found.verdict("i2f").notes)
+    assert "normal 24 of 24, xavier 0 of 24" in notes
+    everyone = matched_by(compared, "normal", "xavier", "constant")
+    assert not any("matched" in n for n in everyone.verdict("dgl_mse").notes)
+
+
+def test_an_order_of_failures_does_not_lead_the_report(
+    compared: InitializationComparison,
+) -> None:
+    for schemes, first in (((), "i2f_bayes_psnr"), (("normal",), "dgl_mse")):
+        found = matched_by(compared, *schemes)
+        page = comparison_page(found)
+        ranking = page.split('<ul class="limits">', 1)[1]
+        assert re.findall(r"<strong>([^<]*)</strong>", ranking)[0] == first
+        assert re.findall(r"<option>([^<]*)</option>", page)[0] == first
+        names = [n for n in found.attacks if not found.matched(n)]
+        assert page.count("no attack matched") == len(names)
+        assert bool(names) == (not schemes)
+        said = "none of 72 attacks matched the gradient" in page
+        assert said == (not schemes)
 
 
 def test_files(compared: InitializationComparison, tmp_path: Path) -> None:
@@ -140,6 +174,7 @@ def test_files(compared: InitializationComparison, tmp_path: Path) -> None:
 
 
 def test_figure_shows_every_value(compared: InitializationComparison) -> None:
+    compared = matched_by(compared, "normal")
     figure = compared.figure()
     first = figure.data[0]
     points = compared.of("dgl_mse")

@@ -404,7 +404,7 @@ def test_figure_shows_every_budget(measured: tuple[TradeOff, Watching]) -> None:
     assert list(traces["gaussian"].y) == pytest.approx(
         [r.psnr["adaptive"] for r in rows]
     )
-    assert traces["none"].marker.symbol == "star"
+    assert list(traces["none"].marker.symbol) == ["star"]
 
 
 def test_without_plotly_tables_are_written(
