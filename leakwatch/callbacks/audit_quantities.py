@@ -7,6 +7,7 @@ from typing import Final
 
 from leakwatch.callbacks.audit_plan import Audit, Kind
 from leakwatch.quality import METRICS
+from leakwatch.reporting.message import GRADIENT, Message
 from leakwatch.reporting.words import CLEARLY_ABOVE, HARDLY_BELOW
 
 __all__ = ["STARTS", "described", "quantities"]
@@ -28,6 +29,7 @@ def described(
     attacks: Mapping[Kind, str],
     metrics: Sequence[str],
     match: str = "‖g(x) − g*‖/‖g*‖ at the reconstruction: how far it came",
+    message: Message = GRADIENT,
 ) -> dict[str, dict[str, str]]:
     """Unit, direction, meaning and source of what is recorded of attacked samples.
 
@@ -35,6 +37,7 @@ def described(
         attacks: kind of start → name of the attack.
         metrics: of the quality.
         match: what the measure of matching means.
+        message: what is attacked.
     """
     found: dict[str, dict[str, str]] = {}
 
@@ -70,8 +73,8 @@ def described(
             "",
             "higher = more exposed",
             f"1 recovered (PSNR of {CLEARLY_ABOVE:g} dB or more), 0.5 partly "
-            f"({HARDLY_BELOW:g} dB or more), 0 not although the gradient was matched; "
-            f"no number where the attack was inconclusive ({where})",
+            f"({HARDLY_BELOW:g} dB or more), 0 not although the {message.noun} was "
+            f"matched; no number where the attack was inconclusive ({where})",
             "",
         )
     add(
@@ -85,7 +88,7 @@ def described(
         "audit/baseline/mean_psnr",
         "dB",
         "",
-        "PSNR of the mean image of the data: a guess without any gradient",
+        f"PSNR of the mean image of the data: a guess without any {message.noun}",
         "",
     )
     add("image_std", "pixel", "", "Standard deviation over the image's pixels", "")

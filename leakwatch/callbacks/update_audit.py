@@ -280,9 +280,8 @@ class UpdateAudit(ProbeCallback):
             {"random": self.plan.attack.name},
             self.plan.metrics,
             "1 − cos between the client's update and what the reconstruction explains",
+            self.message,
         )
-        for about in found.values():
-            about["meaning"] = about["meaning"].replace("gradient", UPDATE.noun)
         return {
             **describe_update_scores(self.scores),
             **found,
