@@ -5,6 +5,7 @@ A new kind joins the tests of H with one entry in `KINDS`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -82,6 +83,42 @@ class Scalar(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale.exp() * x
+
+
+class Broadcast(nn.Module):
+    """One bias for all outputs, as torch's functions allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6) / 3)
+        self.bias = nn.Parameter(torch.randn(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Vector(nn.Module):
+    """A vector in the place of a weight: an inner product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.linear(x, self.weight)[..., None]
+
+
+class NoInputs(nn.Module):
+    """A layer of which nothing is left but its bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.empty = nn.Linear(0, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.empty(x[..., :0])
 
 
 def twice(make: Build) -> Build:
@@ -187,6 +224,9 @@ TOKENS: dict[str, Build] = {
     "linear-frozen-bias": frozen(lambda: nn.Linear(6, 6), "bias"),
     "functional": Functional,
     "scalar": Scalar,
+    "broadcast-bias": Broadcast,
+    "vector-weight": Vector,
+    "no-inputs": NoInputs,
     "layer-norm": lambda: settled(nn.LayerNorm(6)),
     "layer-norm-no-bias": lambda: settled(nn.LayerNorm(6, bias=False)),
     "rms-norm": lambda: settled(nn.RMSNorm(6)),

@@ -19,6 +19,7 @@ from leakwatch.evaluation import (
     Weights,
     evaluating,
 )
+from leakwatch.examination import refuse_stray_reads
 from leakwatch.gradients import GradientMap
 from leakwatch.status import describe_error
 
@@ -46,7 +47,8 @@ def opened(gradients: GradientMap, name: UpdatePathName = "auto") -> Iterator[Pa
 
     Yields:
         A function that gives the path for weights, images and labels of some attacks,
-        which it is tried on.
+        which it is tried on. It raises UnsupportedModuleError for a network that reads
+        parameters where they are not registered.
     """
     loss = gradients.loss_under(gradients.criterion)
     device = next(gradients.module.parameters()).device.type
@@ -82,6 +84,7 @@ def _chosen(
     x: Tensor,
     y: Tensor,
 ) -> UpdatePath:
+    refuse_stray_reads(loss, at, x[0], y[0])
     plain = PlainPath(loss, at)
     if name == "plain":
         return plain

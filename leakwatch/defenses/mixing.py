@@ -224,7 +224,8 @@ def estimate(
         mean: μ, network inputs, the shape of one sample.
 
     Raises:
-        ValueError: for no mixtures, or another number of them than of mixings.
+        ValueError: for no mixtures, another number of them than of mixings, or other
+            shapes.
 
     Example:
         >>> import torch
@@ -238,12 +239,20 @@ def estimate(
             f"estimate needs each mixture's coefficients, at least one; got "
             f"{len(mixings)} mixings and {len(found)} mixtures."
         )
-    mean = mean.to(found[0])
-    total, weights = torch.zeros_like(found[0]), torch.ones_like(found[0])
+    for image in found:
+        if image.shape != found[0].shape or image.shape[1:] != mean.shape:
+            raise ValueError(
+                f"mixtures must have one shape, (n, *sample), and mean that of a "
+                f"sample; got {[tuple(t.shape) for t in found]} and "
+                f"{tuple(mean.shape)}."
+            )
+    mean = mean.to(found[0].device, torch.float64)
+    total = torch.zeros_like(found[0], dtype=torch.float64)
+    weights = torch.ones_like(total)
     for mixing, image in zip(mixings, found, strict=True):
-        alpha = mixing._alpha(image)
+        alpha = mixing._alpha(image).double()
         # Nothing is mixed in at α = 1: that image counts alone.
         precision = alpha.square() / (1 - alpha).square().clamp_min(_SMALLEST)
-        total += precision / alpha * (image - mean)
+        total += precision / alpha * (image.double() - mean)
         weights += precision
-    return mean + total / weights
+    return (mean + total / weights).to(found[0].dtype)

@@ -21,6 +21,7 @@ from leakwatch.defenses.protocol import (
     summed,
 )
 from leakwatch.defenses.samples import Samples
+from leakwatch.inputs import refuse_integers
 
 __all__ = ["MixUp"]
 
@@ -46,8 +47,8 @@ class MixUp:
     Raises:
         TypeError: if the coefficient is neither a number nor two, ``mix_labels`` no
             truth value, or ``public`` no pair of tensors.
-        ValueError: for coefficients outside of (0, 1], or another number of public
-            labels than samples.
+        ValueError: for coefficients outside of (0, 1], no public samples, another
+            number of labels than of them, or values that are not finite.
 
     Example:
         >>> import torch
@@ -85,10 +86,19 @@ class MixUp:
                 f"public must be (samples, labels), two tensors, got a "
                 f"{type(pair).__name__}; convert arrays with torch.as_tensor."
             )
-        if len(self.public[0]) != len(self.public[1]):
+        x, y = self.public
+        if len(x) != len(y):
             raise ValueError(
                 f"public must be (samples, labels) of one length, got "
-                f"{len(self.public[0])} and {len(self.public[1])}."
+                f"{len(x)} and {len(y)}."
+            )
+        if not len(x):
+            raise ValueError("public holds no samples, so there are no partners.")
+        refuse_integers(x)
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(
+                "public samples hold NaN or infinity, and so would every mixture; "
+                "leave such samples out."
             )
 
     def protect(
@@ -101,7 +111,8 @@ class MixUp:
         """The gradient of each sample's mixture. See :class:`Defense`.
 
         Raises:
-            ValueError: as there, and if a single sample has no partner.
+            ValueError: as there, and if a single sample has no partner, or partners
+                are of another shape or no classes of the network's.
         """
         samples = needed(samples, gradient, "MixUp")
         mixing = self._mixing(samples, generator)
@@ -137,8 +148,7 @@ class MixUp:
                 f"coefficient must be a number or (low, high), got {given!r}."
             )
         low, high = float(ends[0]), float(ends[1])
-        fixed = not isinstance(given, tuple | list)
-        if not (math.isfinite(low) and 0 <= low <= high <= 1) or (fixed and low == 0):
+        if not (math.isfinite(low) and 0 <= low <= high <= 1) or high == 0:
             raise ValueError(
                 f"coefficient must be in (0, 1], or low and high in [0, 1] with low "
                 f"first, got {given!r}; 1 mixes nothing."
@@ -151,6 +161,7 @@ class MixUp:
         where = generator.device
         if self.public is not None:
             x, y = (t.to(device) for t in self.public)
+            _check_partners(samples, x, y)
             chosen = torch.randint(len(x), (n,), generator=generator, device=where)
         elif n == 1:
             raise ValueError(
@@ -174,3 +185,17 @@ class MixUp:
             alpha.to(device),
             self.mix_labels,
         )
+
+
+def _check_partners(samples: Samples, x: Tensor, y: Tensor) -> None:
+    if x.shape[1:] != samples.x.shape[1:]:
+        raise ValueError(
+            f"public samples must have the shape of the private ones, "
+            f"{tuple(samples.x.shape[1:])}, got {tuple(x.shape[1:])}."
+        )
+    # Labels out of range would make gradients of mixtures NaN.
+    ends = torch.stack([y.argmin(), y.argmax()]) if y.ndim == 1 else slice(0, 2)
+    try:
+        samples.gradients.check(x[ends], y[ends])
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"public samples: {error}") from error

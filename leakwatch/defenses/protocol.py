@@ -227,7 +227,8 @@ def perturbation(
         defense: the defense.
         generator: its random stream; goes on from call to call.
         samples: those that are attacked, in their order. With several in each target,
-            every target is one batch with the mean loss.
+            every target is one batch with the mean loss; without samples each target
+            is taken for the gradient of one.
 
     Returns:
         Gradients of targets to what is shared.

@@ -51,6 +51,11 @@ def check_module(module: nn.Module) -> None:
             f"{name} has parameters without a shape yet (lazy modules); run one "
             f"forward pass first."
         )
+    if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
+        raise ValueError(
+            f"{name} is on the device 'meta', where tensors have no numbers; load its "
+            f"weights, as with module.to_empty(device='cpu').load_state_dict(...)."
+        )
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from leakwatch.examination.examine import Path, examine
+from leakwatch.examination.watching import refuse_stray_reads
 
-__all__ = ["Path", "examine"]
+__all__ = ["Path", "examine", "refuse_stray_reads"]

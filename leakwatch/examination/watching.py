@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from leakwatch.evaluation import SampleLoss, UnsupportedModuleError, Weights
 
-__all__ = ["ForwardWatch", "RunningModules", "watch_forward"]
+__all__ = ["ForwardWatch", "RunningModules", "refuse_stray_reads", "watch_forward"]
 
 
 class RunningModules:
@@ -156,3 +156,26 @@ def watch_forward(
     finally:
         loss.tensors.addresses = None
     return watch
+
+
+def refuse_stray_reads(loss: SampleLoss, at: Weights, x: Tensor, y: Tensor) -> None:
+    """Refuses a network that reads parameters where nothing can take their place.
+
+    To be called while the module's parameters are its own. Whatever else goes wrong in
+    the forward is left to those who run it next.
+
+    Args:
+        loss: module and criterion, under evaluation.
+        at: its weights.
+        x: inputs, of which the first is used.
+        y: their labels.
+
+    Raises:
+        UnsupportedModuleError: names the parameter.
+    """
+    try:
+        watch_forward(loss, at, x[:1].detach(), y[:1])
+    except UnsupportedModuleError:
+        raise
+    except Exception:
+        return

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from leakwatch.evaluation import Criterion, Weights
+from leakwatch.examination import refuse_stray_reads
 from leakwatch.federated.checks import whole
 from leakwatch.federated.local import ClientUpdate
 from leakwatch.federated.objective import Objective
@@ -168,6 +169,7 @@ def segment_similarity(
     objective = Objective(module, criterion, update.initial.dtype)
     _check_update(update, objective)
     with objective.evaluation(update.x.device.type) as weights:
+        refuse_stray_reads(objective.loss, weights, update.x, update.y)
         found = search_segment(
             lambda alpha: _cosine_at(objective, weights, update, alpha),
             points=points,

@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from leakwatch.evaluation import Criterion, Weights
+from leakwatch.examination import refuse_stray_reads
 from leakwatch.federated.checks import check_finite, check_training
 from leakwatch.federated.faults import check_losses, single_samples
 from leakwatch.federated.objective import Objective
@@ -141,6 +142,8 @@ def train_client(
             don't go together, a sample that holds NaN or whose loss is not finite at
             the start (a label out of range), a batch of one sample for BatchNorm that
             isn't frozen, an unknown record or one beyond ``max_memory``.
+        UnsupportedModuleError: for a network that reads parameters where they are not
+            registered.
 
     Example:
         >>> net = nn.Linear(3, 2)
@@ -163,6 +166,7 @@ def train_client(
     losses: list[Tensor] = []
     rows: list[Tensor] = []
     with objective.evaluation(x.device.type) as weights:
+        refuse_stray_reads(objective.loss, weights, x, y)
         seed_streams(dropout)
         _set_modes(objective.loss, freeze_batchnorm)
         shared = list(weights.shared.values())

@@ -19,6 +19,9 @@ def check_data(network: DifferentiableNetwork, x: Tensor, y: Tensor) -> None:
         network: the network.
         x: network inputs.
         y: labels.
+
+    Raises:
+        UnsupportedModuleError: if a parameter is read where it is not registered.
     """
     check_samples(x, y)
     broken = ~torch.isfinite(x.detach()).reshape(len(x), -1).all(1)
@@ -54,6 +57,7 @@ def _forward(
             logits.append(out)
 
     with network.evaluation(x) as at, torch.no_grad():
+        network.refuse_stray_reads(at, *network.prepared(x, y))
         handle = network.module.register_forward_hook(keep)
         try:
             samples = zip(*network.prepared(x, y), strict=True)

@@ -19,7 +19,7 @@ from leakwatch.evaluation import (
     evaluating,
     underlying,
 )
-from leakwatch.examination import Path, examine
+from leakwatch.examination import Path, examine, refuse_stray_reads
 from leakwatch.examination.derivatives import LossFunction, Product, pulled, pushed
 from leakwatch.filters import ParameterFilter, matching
 from leakwatch.inputs import refuse_integers
@@ -284,6 +284,10 @@ class DifferentiableNetwork:
         for note in found.notes:
             self.note(note)
         return found.path
+
+    def refuse_stray_reads(self, at: Weights, x: Tensor, y: Tensor) -> None:
+        """See :func:`leakwatch.examination.refuse_stray_reads`."""
+        refuse_stray_reads(self._loss, at, x, y)
 
     def note(self, text: str) -> None:
         """Adds to ``notes`` and says it in the log, once."""

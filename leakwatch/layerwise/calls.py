@@ -81,7 +81,13 @@ class Use:
     def call(self, out: Tensor) -> Call | None:
         """What it is, or ``None`` if such a call does not come apart."""
         nested = torch._C._functorch.is_functorch_wrapped_tensor(self.input)
-        if self.weight is None or nested:
+        if self.weight is None or nested or not self.weight.numel():
+            return None
+        # Torch takes a vector for a weight, and broadcasts a bias.
+        if self.kind in ("linear", "conv") and (
+            self.weight.ndim < 2
+            or (self.bias is not None and self.bias.shape != self.weight.shape[:1])
+        ):
             return None
         given, shape, made = self.given().shape, self.weight.shape, out.shape
         if self.kind == "conv":

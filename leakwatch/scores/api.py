@@ -362,4 +362,4 @@ def offset_of(
                 f"{tuple(centre.shape)}, got {tuple(prior_mean.shape)}."
             )
         centre = prior_mean.to(pixels)
-    return (pixels - centre).flatten(1)
+    return (pixels - centre).reshape(len(x), -1)

@@ -205,22 +205,44 @@ def test_other_layers_are_not_taken_for_known_ones(module: nn.Module) -> None:
         )
 
 
-def test_weights_may_not_reach_the_loss_beside_their_layers() -> None:
-    def criterion(module: Any, x: Tensor, y: Tensor) -> Tensor:
-        tiny = 1e-9 * module[2].weight.square().sum()
-        return classification_criterion(module, x, y) + tiny
+def _penalised(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    tiny = 1e-9 * module[2].weight.square().sum()
+    return classification_criterion(module, x, y) + tiny
 
+
+def _scaled(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return classification_criterion(module, x / module[2].weight.detach().norm(), y)
+
+
+def _scaled_unseen(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return classification_criterion(module, x / module[2].weight.data.norm(), y)
+
+
+def _looking(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return classification_criterion(module, x.sin() if x.mean() > 2 else x, y)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "text"),
+    [
+        (classification_criterion, ""),
+        (_penalised, r"uses 2\.weight outside"),
+        (_scaled, r"uses 2\.weight outside"),
+        (_scaled_unseen, r"uses 2\.weight outside"),
+        (_looking, "looks at numbers"),
+    ],
+)
+def test_what_happens_beside_the_layers_is_refused(criterion: Any, text: str) -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, CLASSES))
     x, y, weight = torch.rand(2, 1, 6), torch.tensor([[0], [1]]), torch.ones(2)
-    for own in (classification_criterion, criterion):
-        loss = SampleLoss(module, own)
-        with evaluating(loss, "cpu", torch.float32, substitutes=False) as at:
-            path = LayerwisePath(loss, at, "contiguous")
-            if own is criterion:
-                with pytest.raises(NotLayerwiseError, match=r"uses 2\.weight outside"):
-                    path.graph(x, y, weight, False)
-            else:
-                assert path.graph(x, y, weight, False).flat.shape == (2, at.size)
+    loss = SampleLoss(module, criterion)
+    with evaluating(loss, "cpu", torch.float32, substitutes=False) as at:
+        path = LayerwisePath(loss, at, "contiguous")
+        if text:
+            with pytest.raises(NotLayerwiseError, match=text):
+                path.graph(x, y, weight, False)
+        else:
+            assert path.graph(x, y, weight, False).flat.shape == (2, at.size)
 
 
 def test_a_forward_that_writes_is_not_quiet_and_left_as_it_was() -> None:

@@ -146,6 +146,32 @@ def test_networks_that_mix_their_batch_are_not_run_as_one() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
+class Branching(nn.Module):
+    """Goes another way for bright images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x))
+        return self.head(h.sin() if float(x.mean()) > 0.5 else h)
+
+
+def test_images_may_take_different_ways_through_a_network() -> None:
+    """Neither what else is attacked nor where it was tried may choose the way."""
+    torch.manual_seed(0)
+    x, y = torch.rand(4, 5).double() / 2, torch.arange(4) % CLASSES
+    x[2] += 0.5
+    net = Branching().double()
+    shared = SharedGradient.of(GradientMap(net, dtype=torch.float64), x, y)
+    problem = MatchingProblem(GradientMap(net, dtype=torch.float64), shared, "l2")
+    with problem.opened() as matcher:
+        found = matcher.evaluate(x[:, None], y[:, None], torch.arange(4))
+    assert matcher.path == "loop"
+    assert float(found.value.abs().max()) == 0.0
+
+
 def evaluate_once(made: tuple[MatchingProblem, Tensor, Tensor]) -> tuple[str, Tensor]:
     problem, truth, labels = made
     with problem.opened() as matcher:

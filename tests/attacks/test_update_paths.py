@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leakwatch import score_update
 from leakwatch.attacks.update_choice import UpdatePathName, opened
 from leakwatch.evaluation import UnsupportedModuleError
+from leakwatch.federated import (
+    LocalTraining,
+    client_updates,
+    segment_similarity,
+    train_client,
+)
 from leakwatch.gradients import GradientMap
 from leakwatch.models import SMELeNet
 
@@ -186,6 +193,64 @@ def test_a_penalty_in_the_criterion_is_not_forgotten(
     g = torch.autograd.grad(loss, list(net.parameters()))
     expected = torch.cat([t.flatten() for t in g])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+class Normed(nn.Module):
+    """Divides by a norm that has no gradient: another number at other weights only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(72, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.body(x.flatten(1))))
+        return out / self.body.weight.detach().norm()
+
+
+def test_weights_without_a_gradient_are_followed() -> None:
+    net = Normed().double()
+    at, away = flat(net).expand(2, -1), 1.5 * flat(net).expand(2, -1)
+    x, y = torch.rand(2, 3, 2, 6, 6, dtype=torch.float64), torch.ones(2, 3).long()
+    with opened(GradientMap(net, dtype=torch.float64)) as path_for:
+        path = path_for(at, x, y)  # where nothing differs
+        assert path.name == "plain"
+        found = path.graph(away, x, y).flat[0]
+    expected = gradient(net, away[0].clone().requires_grad_(), x[0], y[0]).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+class Hidden(nn.Module):
+    """Reads a parameter through a list, where no other can take its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(72, 3)
+        self.kept = [self.head.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.flatten(1)) / self.kept[0].norm()
+        return out
+
+
+def test_parameters_that_can_t_be_replaced_are_refused() -> None:
+    net = Hidden().double()
+    w = flat(net).expand(2, -1)
+    x, y = torch.rand(2, 3, 2, 6, 6, dtype=torch.float64), torch.ones(2, 3).long()
+    for name in ("auto", "plain"):
+        with (
+            opened(GradientMap(net, dtype=torch.float64), name) as path_for,  # type: ignore[arg-type]
+            pytest.raises(UnsupportedModuleError, match=r"'head\.weight' through"),
+        ):
+            path_for(w, x, y)
+    how = LocalTraining(epochs=1, batch_size=3, lr=0.1)
+    with pytest.raises(UnsupportedModuleError, match=r"'head\.weight' through"):
+        train_client(net, x[0], y[0], how)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double()
+    sent = train_client(plain, x[0], y[0], how)
+    with pytest.raises(UnsupportedModuleError, match=r"'head\.weight' through"):
+        segment_similarity(net, sent)
+    with pytest.raises(UnsupportedModuleError, match=r"'head\.weight' through"):
+        score_update(net, x[:1], y[:1], client_updates([sent])[0])
 
 
 class Mixes(nn.Module):

@@ -239,12 +239,16 @@ def test_the_estimate_is_the_best_linear_one() -> None:
     whole = replace(mixings[0], coefficient=torch.ones(1).double())
     exact = estimate([*mixings, whole], [image[None] for image in (*found, mean)], mean)
     torch.testing.assert_close(exact[0], mean, rtol=1e-12, atol=1e-14)
+    half = estimate([whole], [mean[None].half()], mean)
+    torch.testing.assert_close(half, mean[None].half())
     with pytest.raises(ValueError, match="got 3 mixings and 1 mixtures"):
         estimate(mixings, [mean[None]], mean)
+    with pytest.raises(ValueError, match="must have one shape"):
+        estimate([whole], [mean[None]], mean[0])
 
 
 def test_bad_arguments(samples: Samples) -> None:
-    for bad in (0.0, 1.5, (0.5, 0.2), (-0.1, 0.2), float("nan")):
+    for bad in (0.0, 1.5, (0.5, 0.2), (-0.1, 0.2), (0.0, 0.0), float("nan")):
         with pytest.raises(ValueError, match="coefficient must be in"):
             MixUp(bad)
     for odd in ("half", (0.1, 0.2, 0.3), True):
@@ -257,6 +261,21 @@ def test_bad_arguments(samples: Samples) -> None:
     for unlike in (torch.rand(2, 8), (torch.rand(2, 8),), ([0.5], [1])):
         with pytest.raises(TypeError, match=r"must be \(samples, labels\)"):
             MixUp(0.5, public=unlike)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no partners"):
+        MixUp(0.5, public=(torch.rand(0, 1, 8, 8), torch.zeros(0)))
+    with pytest.raises(ValueError, match="hold NaN"):
+        MixUp(0.5, public=(torch.full((1, 1, 8, 8), torch.nan), torch.zeros(1)))
+    with pytest.raises(ValueError, match="floating point"):
+        MixUp(0.5, public=(torch.ones(1, 1, 8, 8).byte(), torch.zeros(1)))
+    zero = torch.zeros(2, dtype=torch.long)
+    for public, text in (
+        ((torch.rand(2, 1, 1, 1), zero), "shape of the private ones"),
+        ((torch.rand(2, 1, 8, 8), zero + 10), "public samples: label 10"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            MixUp(0.5, public=public).protect(
+                samples.gradient, generator=torch.Generator(), samples=samples
+            )
     one = samples.select(slice(0, 1))
     with pytest.raises(ValueError, match="nobody to be mixed with"):
         MixUp(0.5).protect(one.gradient, generator=torch.Generator(), samples=one)

@@ -38,6 +38,8 @@ class TestErrors:
             GradientMap(mlp().requires_grad_(False))
         with pytest.raises(ValueError, match=r"lazy modules.*forward pass first"):
             GradientMap(nn.LazyLinear(3))
+        with pytest.raises(ValueError, match="on the device 'meta'"):
+            GradientMap(mlp().to("meta"))
         with pytest.raises(ValueError, match="complex parameters"):
             GradientMap(nn.Linear(3, 2, dtype=torch.complex64))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from score_problems import CASES, Case
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from leakwatch.gradients import GradientMap
 from leakwatch.scores import (
@@ -153,6 +154,22 @@ def test_place_and_group_of_a_sample_make_no_difference(
         torch.testing.assert_close(
             backwards[name].flip(0), forwards[name], rtol=1e-10, atol=0
         )
+
+
+def test_samples_that_are_single_numbers() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 3), nn.Tanh()).double()
+    x, y = torch.rand(2).double(), torch.tensor([0, 2])
+    found = score(net, x, y, ["lavp_l2_max", "i2f_bayes"], noise_std=0.1)
+    assert found.usable("i2f_bayes").all()
+    for i in range(2):
+        leaf = x[i].clone().requires_grad_()
+        loss = F.cross_entropy(net(leaf[None]), y[i : i + 1])
+        parts = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        g = torch.cat([p.reshape(-1) for p in parts])
+        j = torch.stack([torch.autograd.grad(e, leaf, retain_graph=True)[0] for e in g])
+        expected = float(j.square().sum())
+        assert float(found["lavp_l2_max"][i]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_result_is_a_mapping(small: Small) -> None:
