@@ -208,7 +208,10 @@ class Combined:
             size = slopes.norm(dim=1, keepdim=True).clamp_min(1e-300)
             gradient = shared.gradient / size.to(shared.gradient.device)
             position = torch.arange(shared.targets, device=gradient.device)[:, None]
-            given = replace(shared, gradient=gradient, labels=position)
+            left = (
+                None if shared.left is None else shared.left / size[:, 0].to(gradient)
+            )
+            given = replace(shared, gradient=gradient, labels=position, left=left)
             problems.insert(0, easier(_Slopes((slopes / size).float()), given))
         return problems
 

@@ -38,6 +38,9 @@ class SharedGradient:
             gradient, 0 for none.
         index: what names each target's random stream; default its position. Give it
             when targets are attacked in pieces, so that pieces change nothing.
+        left: what the private samples themselves leave unmatched, ‖g(x) − g*‖,
+            ``(targets,)``. No server knows it: with a defense it tells who audits that
+            an attack has found all there is. ``None``: only ``noise_std`` is known.
 
     Raises:
         ValueError: if shapes don't fit each other, the gradient is not finite, or
@@ -58,6 +61,7 @@ class SharedGradient:
     images: int = 1
     noise_std: float = 0.0
     index: tuple[int, ...] | None = None
+    left: Float[Tensor, " targets"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_shape", tuple(self.sample_shape))
@@ -87,6 +91,11 @@ class SharedGradient:
         if self.index is not None and len(self.index) != len(g):
             raise ValueError(
                 f"index must name each of the {len(g)} targets, got {len(self.index)}."
+            )
+        if self.left is not None and self.left.shape != g.shape[:1]:
+            raise ValueError(
+                f"left must hold one number for each of the {len(g)} targets, got "
+                f"{tuple(self.left.shape)}."
             )
         object.__setattr__(self, "gradient", g.detach())
 
@@ -134,6 +143,7 @@ class SharedGradient:
             starts = range(0, len(x), images)
             groups = [slice(i, i + images) for i in starts]
             g = torch.stack([gradients(x[i], y[i]).mean(0) for i in groups])
+        clean = g
         if perturb is not None:
             shape = g.shape
             g = perturb(g).to(g)
@@ -150,7 +160,15 @@ class SharedGradient:
                 for _ in g
             ]
             g = g + noise_std * torch.stack(rows).to(g)
-        return cls(g, y.reshape(-1, images), tuple(x.shape[1:]), images, noise_std)
+        left = None if perturb is None else (g - clean).double().norm(dim=1)
+        return cls(
+            g,
+            y.reshape(-1, images),
+            tuple(x.shape[1:]),
+            images,
+            noise_std,
+            left=left,
+        )
 
     @property
     def targets(self) -> int:
@@ -176,4 +194,5 @@ class SharedGradient:
             gradient=self.gradient[targets],
             labels=None if self.labels is None else self.labels[targets],
             index=tuple(names.tolist()),
+            left=None if self.left is None else self.left[targets],
         )

@@ -111,7 +111,8 @@ def matched_to(
     """The relative rest up to which a gradient counts as matched.
 
     :data:`MATCHED` · min(1, base), and with noise of known size what that leaves at the
-    true input: the root of the sum of that squared and (1.1 s √d_θ/‖g*‖)².
+    true input: the root of the sum of that squared and (1.1 s √d_θ/‖g*‖)²; likewise
+    with what a defense leaves there.
 
     Args:
         shared: the targets.
@@ -128,11 +129,17 @@ def matched_to(
 
 
 def limit_of_noise(shared: SharedGradient) -> Float[Tensor, " targets"]:
-    """What noise of known size leaves at the true input, 1.1 s √d_θ/‖g*‖, float64."""
+    """What noise leaves at the true input, relative, with a tenth more, float64.
+
+    s √d_θ/‖g*‖; or what a defense of any kind does leave, where that is known.
+    """
     g = shared.gradient.double()
     length = g.norm(dim=1).clamp_min(torch.finfo(g.dtype).tiny)
-    left: Tensor = 1.1 * shared.noise_std * math.sqrt(g.shape[1]) / length
-    return left
+    left = torch.full_like(length, shared.noise_std * math.sqrt(g.shape[1]))
+    if shared.left is not None:
+        left = torch.maximum(left, shared.left.to(left))
+    found: Tensor = 1.1 * left / length
+    return found
 
 
 def _at_most_one(base: Tensor | None, like: Tensor) -> Tensor:
@@ -173,6 +180,7 @@ def verdict(
     length = shared.gradient.double().norm(dim=1)
     lengths, limit = length.tolist(), matched_to(shared, base).tolist()
     most = _at_most_one(base, length).tolist()
+    untouched = shared.noise_std == 0 and shared.left is None
     noise = (limit_of_noise(shared) ** 2 + _LENGTH**2).sqrt()
     scaled = torch.zeros_like(length) if whole is None else whole.to(length)
     off = (scaled > noise).tolist()
@@ -191,7 +199,7 @@ def verdict(
                 f"dtype=torch.float64."
             )
             found.append(Status("not converged", text + doubt))
-        elif limit[i] >= most[i] and shared.noise_std == 0:
+        elif limit[i] >= most[i] and untouched:
             text = (
                 "any image has this gradient: it says nothing about the sample that "
                 "the label does not; the attack's assumption of an informative "
@@ -200,9 +208,9 @@ def verdict(
             found.append(Status("not converged", text + doubt))
         elif limit[i] >= most[i]:
             text = (
-                "the noise is as large as what the gradient says about the image, so "
-                "matching it proves nothing; the attack's assumption of an informative "
-                "gradient fails."
+                "what was added to the gradient is as large as what it says about the "
+                "image, so matching it proves nothing; the attack's assumption of an "
+                "informative gradient fails."
             )
             found.append(Status("not converged", text + doubt))
         elif rest <= limit[i] and off[i]:

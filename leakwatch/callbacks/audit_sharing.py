@@ -66,6 +66,9 @@ def share_gradients(
             tuple(x.shape[1:]),
             noise_std=audit.noise_std,
             index=tuple(index[i] for i in good),
+            left=None
+            if audit.perturb is None
+            else (torch.cat(kept) - clean[good]).double().norm(dim=1),
         ),
         good,
     )

@@ -34,6 +34,7 @@ from leakwatch.callbacks.summary import scalars_of, sentence, time_rows
 from leakwatch.gradients import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
+from leakwatch.reporting.run_facts import NEARLY_UNDEFENDED
 from leakwatch.scores import Settings
 from leakwatch.status import describe_error
 
@@ -289,6 +290,7 @@ class Session:
             module,
             monitor.message,
         )
+        described["assumed"] = _assumed(trainer, described["config"])
         changed = _changed(past, described["config"])
         if changed:
             text = (
@@ -378,3 +380,23 @@ def _monitored(trainer: Trainer) -> set[str]:
     callbacks: list[Callback] = getattr(trainer, "callbacks", [])
     watchers = [*callbacks, *trainer.lr_scheduler_configs]
     return {str(getattr(watcher, "monitor", None)) for watcher in watchers}
+
+
+def _assumed(trainer: Trainer, config: Mapping[str, Any]) -> list[str]:
+    """What predictions take for granted that this run does not do."""
+    from leakwatch.callbacks.defense import GradientDefense
+
+    noise, defense = config.get("noise_std"), config.get("defense")
+    callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+    defended = any(isinstance(c, GradientDefense) for c in callbacks)
+    if defense:
+        return [
+            f"attacks met gradients under the defense {defense}, of which predictions "
+            f"know nothing: they assume only the noise that is stated"
+        ]
+    if noise and noise > NEARLY_UNDEFENDED and not defended:
+        return [
+            f"no defense of this run adds the noise of standard deviation {noise:g} "
+            f"that predictions assume; without it more is exposed"
+        ]
+    return []

@@ -115,7 +115,9 @@ def describe_clients(clients: Iterable[int]) -> dict[str, dict[str, str]]:
         f"update/client-{client}/{name}": {
             "unit": units.get(name, ""),
             "direction": "higher = more exposed" if name == "psnr" else "",
-            "meaning": f"{meaning[0].upper()}{meaning[1:]}.",
+            # Not the sign α.
+            "meaning": f"{meaning[:1].upper() if meaning[0].isascii() else meaning[0]}"
+            f"{meaning[1:]}.",
             "source": "SME, Zhu et al., ICML 2023",
         }
         for client in clients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -46,6 +47,8 @@ _OF_CLIENTS: Final = {
     "seconds": ("time", "s"),
 }
 _MOST_REASONS: Final = 4
+# ‖δ‖/‖g‖; docs/federated.md has what predictions were worth at 0.05 to 0.3.
+_EXPLAINED: Final = 0.2
 
 
 def attack_lead(ledger: LedgerTable) -> str:
@@ -61,6 +64,25 @@ def attack_lead(ledger: LedgerTable) -> str:
     return (
         f'<p class="lead">Attacks that were really run {esc(moment_words(moment))}: '
         f"{parts}.</p>"
+    )
+
+
+def unexplained(ledger: LedgerTable) -> str:
+    """Return a caution where one gradient explains little of an update; else empty."""
+    found: dict[Moment, list[float]] = {}
+    for (when, name), row in ledger.run_level.items():
+        match = _CLIENT.fullmatch(name)
+        if match and match[2] == "surrogate_mismatch" and row.usable:
+            found.setdefault(when, []).append(row.value)
+    if not found:
+        return ""
+    median = statistics.median(found[max(found)])
+    if median <= _EXPLAINED:
+        return ""
+    return (
+        f"one gradient does not explain these updates (mismatch {number(median)} in "
+        "the median): predictions are no bounds here, neither are attacks that take an "
+        "update for one gradient"
     )
 
 
@@ -169,8 +191,9 @@ def _inconclusive(ledger: LedgerTable, moment: Moment, kinds: Sequence[str]) -> 
     if not items:
         return ""
     return (
-        '<div class="notice"><strong>Inconclusive attacks.</strong> They show nothing '
-        f"about these samples, for these reasons:<ul>{''.join(items)}</ul></div>"
+        '<div class="notice"><strong>Inconclusive attacks.</strong> Their numbers are '
+        "left out, for these reasons. That they failed makes no sample safe; what can "
+        f"be recognised in their pictures has leaked.<ul>{''.join(items)}</ul></div>"
     )
 
 
@@ -200,6 +223,8 @@ def _clients(ledger: LedgerTable, moment: Moment) -> str:
     ]
     words = (
         "How much of each client's update the reconstruction leaves unexplained, and "
-        "how much the true samples would: an attack can be no better than these."
+        "how much the true samples would. Where these leave much, one gradient does "
+        "not explain the update: an attack that matches more than they do is no nearer "
+        "to them, and more steps don't help."
     )
     return f'<p class="soft">{esc(words)}</p>' + table(head, rows, "By client")

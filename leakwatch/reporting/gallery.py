@@ -72,7 +72,7 @@ def gallery(
     more = len(order) - len(rows)
     words = (
         "By class, the class of the best reconstruction first; of inconclusive "
-        "attacks, the picture shows how they failed."
+        "attacks, the picture shows how far they came, and may be recognisable."
     )
     if more > 0:
         words += f" {count(more, 'sample')} more in the ledger."

@@ -31,6 +31,7 @@ from leakwatch.reporting.quantities import (
     quantities_from_metadata,
 )
 from leakwatch.reporting.run_facts import (
+    assumed_from_metadata,
     floor_from_metadata,
     model_from_metadata,
     noise_from_metadata,
@@ -126,6 +127,7 @@ def _render(ledger: RiskLedger) -> str:
         for key, (heading, content) in sections.items()
         if content
     )
+    doubts = [*assumed_from_metadata(metadata), attack_section.unexplained(everything)]
     notices = notices_section.notices(
         table,
         ledger.problems,
@@ -139,6 +141,7 @@ def _render(ledger: RiskLedger) -> str:
         navigation=f'<nav aria-label="Sections">{links}</nav>',
         body=f"""{summary_section.lead(headline, noise, message) if found else _NOTHING}
 {attack_section.attack_lead(everything)}
+{summary_section.assumptions(doubts)}
 {summary_section.cards(table, headline, names, pictures)}
 {summary_section.strip(headline, names, floor)}
 {notices}

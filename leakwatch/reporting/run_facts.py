@@ -81,12 +81,26 @@ def notes_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...]:
         >>> notes_from_metadata({"notes": ["one", ""]}), notes_from_metadata({})
         (('one',), ())
     """
-    notes = metadata.get("notes")
-    if isinstance(notes, str):
-        notes = [notes]
-    if not isinstance(notes, list | tuple):
+    return _texts(metadata, "notes")
+
+
+def assumed_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what predictions take for granted that the run does not do.
+
+    Example:
+        >>> assumed_from_metadata({"assumed": ["no defense adds this noise"]})
+        ('no defense adds this noise',)
+    """
+    return _texts(metadata, "assumed")
+
+
+def _texts(metadata: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    found = metadata.get(name)
+    if isinstance(found, str):
+        found = [found]
+    if not isinstance(found, list | tuple):
         return ()
-    return tuple(dict.fromkeys(str(note) for note in notes if note))
+    return tuple(dict.fromkeys(str(text) for text in found if text))
 
 
 def model_from_metadata(metadata: Mapping[str, Any]) -> str:

@@ -64,6 +64,19 @@ def lead(
     )
 
 
+def assumptions(texts: Sequence[str]) -> str:
+    """Return what a reader must know beside the headline; empty for nothing.
+
+    Args:
+        texts: Without capital and full stop.
+    """
+    shown = [text for text in texts if text]
+    if not shown:
+        return ""
+    words = " ".join(f"{text[0].upper()}{text[1:]}." for text in shown)
+    return f'<div class="notice"><strong>Read with care.</strong> {esc(words)}</div>'
+
+
 def cards(
     table: LedgerTable,
     headline: Headline | None,

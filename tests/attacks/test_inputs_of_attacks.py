@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,31 @@ def test_verdicts_judge_the_rest_against_the_noise() -> None:
     assert words[0].word == "ok"
     assert words[1].reason.startswith("all of the gradient was not matched;")
     assert words[1].reason.endswith("The labels were inferred: ok.")
+
+
+def test_a_defended_gradient_is_matched_as_well_as_its_sample_matches_it() -> None:
+    """What a defense leaves at the truth is no fault of the attack."""
+    gradients = GradientMap(nn.Linear(6, 3), dtype=torch.float64)
+    x, y = torch.rand(3, 6).double(), torch.tensor([0, 1, 2])
+    shift = 0.3 * torch.eye(21, dtype=torch.float64)[:3]
+    shared = SharedGradient.of(gradients, x, y, perturb=lambda g: g + shift)
+    assert shared.left is not None
+    torch.testing.assert_close(shared.left, torch.full((3,), 0.3).double())
+    some = shared.select(slice(1, 3)).left
+    assert some is not None
+    assert len(some) == 2
+    rest = 0.3 / shared.gradient.norm(dim=1)
+    base = 4 * rest
+    assert [s.word for s in verdict(shared, rest, base=base)] == ["ok"] * 3
+    plain = replace(shared, left=None)
+    found = verdict(plain, rest, base=base)
+    assert [s.word for s in found] == ["not converged"] * 3
+    # Where any image does as well, matching proves nothing.
+    (said, *_) = verdict(shared, rest, base=rest)
+    assert said.word == "not converged"
+    assert "what was added to the gradient is as large" in said.reason
+    with pytest.raises(ValueError, match="left must hold one number"):
+        replace(shared, left=torch.zeros(2))
 
 
 def test_what_any_image_matches_does_not_count() -> None:

@@ -31,7 +31,8 @@ from torch.utils.data import (
 )
 
 from leakwatch import ProbeSet, score
-from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks import GradientDefense, LeakageMonitor
+from leakwatch.defenses import Budget, GaussianNoise
 from leakwatch.reporting import LedgerTable, RiskLedger, spread_of_classes
 from leakwatch.reporting.aggregates import summarize_classes, worst_samples
 
@@ -187,6 +188,25 @@ def test_the_record_holds_classes_spread_worst_samples_spectra_and_time(
     start = table.run_level[table.moments[0], "time_fraction"]
     assert np.isnan(start.value)
     assert start.status == "undefined: no training yet"
+
+
+@pytest.mark.parametrize("noise_std", [1e-4, 0.1])
+def test_noise_that_nobody_adds_is_said(tmp_path: Path, noise_std: float) -> None:
+    stated = monitor(noise_std=noise_std, report=True)
+    fit(tmp_path / "bare", stated)
+    defense = GradientDefense(GaussianNoise(Budget(0.1, "std")))
+    fit(tmp_path / "defended", monitor(noise_std=noise_std), defense)
+    said = [
+        json.loads((tmp_path / run / "leakwatch" / "run.json").read_text())["assumed"]
+        for run in ("bare", "defended")
+    ]
+    assert said[1] == []
+    if noise_std == 0.1:
+        assert "no defense of this run adds the noise" in said[0][0]
+        page = (tmp_path / "bare" / "leakwatch" / "report.html").read_text("utf-8")
+        assert "No defense of this run adds the noise" in page
+    else:
+        assert said[0] == []
 
 
 def test_the_run_s_metadata_state_what_is_assumed(tmp_path: Path) -> None:

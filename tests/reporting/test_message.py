@@ -14,7 +14,7 @@ from leakwatch.reporting.report import write_report
 from leakwatch.reporting.rows import Row
 
 
-def words(folder: Path, **metadata: object) -> str:
+def words(folder: Path, mismatch: float = 0.05, **metadata: object) -> str:
     """All text of the report of an audit, figures included, glossary left out."""
     ledger = RiskLedger(folder)
     config = {"noise_std": None, "prior_std": 0.3, "data_range": 1.0}
@@ -24,6 +24,7 @@ def words(folder: Path, **metadata: object) -> str:
     rows += scored({"audit/baseline/mean_psnr": [11.0, 11.5, 12.0]})
     rows += attacked("random", [30, 9, 20], [True, False, True])
     names = {"psnr": 25.0, "loss": 0.02, "surrogate_similarity": 0.995}
+    names["surrogate_mismatch"] = mismatch
     if metadata.get("message") == "update":
         rows += [
             Row(1, 10, None, None, f"update/client-44/{name}", value)
@@ -49,13 +50,22 @@ def test_an_update_audit_never_speaks_of_shared_gradients(tmp_path: Path) -> Non
     left = re.findall(r"[^.]*gradient[^.]*\.", said, re.IGNORECASE)
     allowed = ("gradient does not explain of an update", "gradient stands for the")
     allowed += ("take the update for a gradient between the weights before and after",)
+    allowed += ("one gradient does not explain the update",)
     assert all(any(text in s for text in allowed) for s in left), left
 
 
 def test_clients_have_a_table(tmp_path: Path) -> None:
     said = words(tmp_path, message="update")
-    assert "#44 25.0 0.0200 0.00500" in said
+    assert "#44 25.0 0.0200 0.00500 0.0500" in said
     assert "#44" not in words(tmp_path / "other")
+
+
+def test_what_a_reader_must_know_stands_beside_the_headline(tmp_path: Path) -> None:
+    assert "Read with care" not in words(tmp_path / "a", message="update")
+    far = words(tmp_path / "b", mismatch=0.87, message="update")
+    assert "One gradient does not explain these updates (mismatch 0.870" in far
+    said = words(tmp_path / "c", assumed=["no defense adds this noise"])
+    assert "Read with care. No defense adds this noise." in said
 
 
 def test_a_gradient_audit_speaks_of_gradients(tmp_path: Path) -> None:
