@@ -284,7 +284,7 @@ def test_failed_attacks_say_what_failed_and_never_that_a_sample_is_safe() -> Non
     gradients = GradientMap(smooth(), dtype=torch.float64)
     noisy = SharedGradient.of(gradients, x, y, noise_std=10.0)
     found, _ = run(FirstOrder(steps=2), shared=noisy)
-    assert "noise is as large as what the gradient says" in found.status[0].reason
+    assert "as large as what it says about the image" in found.status[0].reason
     zero = SharedGradient(torch.zeros(2, gradients.size), y[:, None], SHAPE)
     found, _ = run(FirstOrder(steps=2), shared=zero)
     assert [s.word for s in found.status] == ["failed"] * 2
