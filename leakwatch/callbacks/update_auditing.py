@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -12,7 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.attacks import PixelScale, Reconstruction, Start, UpdateReconstruction
+from leakwatch.attacks import (
+    PixelScale,
+    Reconstruction,
+    Start,
+    SurrogateAttack,
+    UpdateReconstruction,
+)
+from leakwatch.attacks.verdict import MATCHED
 from leakwatch.callbacks.audit_judging import baselines, judge
 from leakwatch.callbacks.audit_plan import pixel_scale
 from leakwatch.callbacks.observing import observing
@@ -123,15 +131,20 @@ class _RoundAudit:
             x.flatten(0, 1).cpu(), self._probes, self._pixels, self._settings
         ):
             self._of_samples(clients, name, known.tolist(), [OK] * len(known))
+        similarity = [math.nan] * len(clients)
         try:
             with observing(self._module):
                 scores = self._scored(shared, x.to(place), y.to(place))
             self._record_scores(clients, scores)
+            similarity = scores.similarity.tolist()
         except Exception as error:
             self._no_scores(clients, describe_error(error))
         try:
             with observing(self._module):
                 found = self._attacked(shared)
+            if isinstance(self._plan.attack, SurrogateAttack):
+                pairs = zip(found.status, similarity, strict=True)
+                found = replace(found, status=tuple(judged(*pair) for pair in pairs))
             self._record_attack(clients, x.cpu(), y.cpu(), found)
         except Exception as error:
             self._no_attack(clients, describe_error(error))
@@ -329,4 +342,23 @@ def _aligned(
         seconds=found.seconds,
         attack=found.attack,
         start="normal",
+    )
+
+
+def judged(status: Status, similarity: float) -> Status:
+    """The status of an attack that takes an update for one gradient, by who knows it.
+
+    Args:
+        status: of the attack.
+        similarity: cosine between the update and the gradient at the true samples,
+            with the best α; NaN where it is not known.
+    """
+    left = math.sqrt(max(2 - 2 * similarity, 0.0)) if similarity == similarity else 0.0
+    if status.word != "not converged" or left <= MATCHED:
+        return status
+    return Status(
+        "not converged",
+        f"one gradient does not explain this update: the true samples themselves leave "
+        f"{100 * left:.0f} % of it, so no attack that takes it for one gradient can be "
+        f"conclusive; more steps don't help.",
     )

@@ -556,3 +556,14 @@ def test_the_published_attack_runs(tmp_path: Path, arrays: str) -> None:
     sentence = watched.sentence(rows)
     assert sentence is not None
     assert "no attack on 4 samples was conclusive" in sentence
+
+
+def test_what_one_gradient_does_not_explain_is_not_blamed_on_the_attack() -> None:
+    failed = Status("not converged", "94 % was not matched; it needs more steps.")
+    assert auditing.judged(failed, 0.999) is failed  # the true samples leave 4 %
+    assert auditing.judged(failed, math.nan) is failed
+    assert auditing.judged(OK, 0.5) is OK
+    said = auditing.judged(failed, 0.5)
+    assert said.word == "not converged"
+    assert "the true samples themselves leave 100 % of it" in said.reason
+    assert "more steps don't help" in said.reason
