@@ -247,6 +247,11 @@ def test_a_defended_gradient_is_matched_as_well_as_its_sample_matches_it() -> No
     plain = replace(shared, left=None)
     found = verdict(plain, rest, base=base)
     assert [s.word for s in found] == ["not converged"] * 3
+    # A little better than what knows nothing is no match of a large defense's message.
+    near = 1.08 * rest
+    assert [s.word for s in verdict(shared, near, base=base)] == ["ok"] * 3
+    (little, *_) = verdict(shared, near, base=1.12 * rest)
+    assert little.word == "not converged"
     # Where any image does as well, matching proves nothing.
     (said, *_) = verdict(shared, rest, base=rest)
     assert said.word == "not converged"
