@@ -53,9 +53,9 @@ from leakwatch.defenses import (
     Smallest,
     Waterfill,
 )
-from leakwatch.defenses.basis import Directions
 from leakwatch.defenses.covariance import Coefficients
-from leakwatch.gradients import GradientMap
+from leakwatch.defenses.eigen.basis import Directions
+from leakwatch.derivatives import GradientMap
 
 
 @final

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import PixelScale, SharedGradient, Start
 from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.matching import MatchingProblem
-from leakwatch.attacks.priors import Priors
-from leakwatch.gradients import GradientMap
+from leakwatch.attacks.matching.objective import MatchingProblem
+from leakwatch.attacks.matching.priors import Priors
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import LeNet, ResNet8, initialize
 
 TV = 1e-4

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from leakwatch import score
 from leakwatch.attacks import PixelScale, SharedGradient, Start
-from leakwatch.attacks.gauss_newton import GaussNewton
-from leakwatch.gradients import GradientMap
+from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.derivatives import GradientMap
 
 VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 SCORES = ("i2f_bayes", "i2f", "i2f_lb")

@@ -26,8 +26,11 @@ from torch import Tensor
 import leakwatch
 from leakwatch.attacks.api import attack
 from leakwatch.quality import quality
-from leakwatch.reporting.correlation import spearman
-from leakwatch.reporting.correlation_table import Measurement, correlation_table
+from leakwatch.reporting.statistics.correlation import spearman
+from leakwatch.reporting.statistics.correlation_table import (
+    Measurement,
+    correlation_table,
+)
 
 SCORES = (
     "grad_norm",

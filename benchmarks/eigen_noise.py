@@ -40,7 +40,7 @@ from leakwatch.defenses import (
     energy_share,
     predicted_errors,
 )
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 
 RADIUS = 0.01
 

@@ -30,12 +30,12 @@ from torchvision.datasets import CIFAR10
 from torchvision.utils import save_image
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.attacks.ci_net import CINetAttack
-from leakwatch.attacks.gias import GIASAttack
+from leakwatch.attacks.base import Attack
+from leakwatch.attacks.generators.ci_net import CINetAttack
+from leakwatch.attacks.generators.gias import GIASAttack
 from leakwatch.attacks.presets import INVERTING_GRADIENTS
-from leakwatch.attacks.protocol import Attack
 from leakwatch.datamodules import MNISTSample
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import LeNet, ResNet8, initialize
 from leakwatch.quality import align, best_constant, quality
 

@@ -29,11 +29,11 @@ from networks import RECIPES, load, network
 
 import leakwatch
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
+from leakwatch.attacks.base import Attack
 from leakwatch.attacks.presets import get
-from leakwatch.attacks.protocol import Attack
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import build_model, initialize
-from leakwatch.reporting.correlation import spearman
+from leakwatch.reporting.statistics.correlation import spearman
 
 SCORES = ("i2f", "i2f_lb", "i2f_nom", "i2f_bayes")
 RADIUS = 0.01

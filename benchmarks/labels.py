@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.datasets import MNIST
 
-from leakwatch.attacks.labels import LabelMethod, infer_labels, label_accuracy
-from leakwatch.attacks.sharing import SharedGradient
-from leakwatch.gradients import GradientMap
+from leakwatch.attacks.labels.infer import LabelMethod, infer_labels, label_accuracy
+from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import LeNet, initialize
 
 MEAN, STD = 0.1307, 0.3081

@@ -28,7 +28,7 @@ from trade_off import Images, begun, images
 from leakwatch import trade_off
 from leakwatch.attacks import GaussNewton
 from leakwatch.cli.trade_training import LightningTraining, accuracy_on
-from leakwatch.studies.trade_off_grid import DEFENSES
+from leakwatch.studies.trade_offs.grid import DEFENSES
 
 PARTNERS = 1000
 

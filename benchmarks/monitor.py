@@ -17,7 +17,7 @@ import time
 import torch
 from torch import nn
 
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import LeNet, ResNet18, initialize
 from leakwatch.scores import ScoreResult, Settings, evaluate, resolve
 

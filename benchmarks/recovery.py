@@ -26,7 +26,7 @@ from torchvision.utils import save_image
 import leakwatch
 from leakwatch.attacks import presets
 from leakwatch.attacks.combined import Combined
-from leakwatch.attacks.gauss_newton import GaussNewton
+from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.models import build_model, initialize
 from leakwatch.quality import quality
 

@@ -38,9 +38,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakwatch.gradients import GradientMap
-from leakwatch.jacobian import GradientJacobian
-from leakwatch.layerwise.gram import columns_stored, gram
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.gram.gram import columns_stored, gram
+from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.models import LeNet, build_model, initialize
 from leakwatch.spectrum import exact, lanczos
 

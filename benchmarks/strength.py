@@ -26,10 +26,10 @@ from networks import RECIPES, Data, load, network
 from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start, presets
+from leakwatch.attacks.base import Attack
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.protocol import Attack
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 
 _TRIAL_STEPS = 20
 _WAVES = 50

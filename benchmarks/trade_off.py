@@ -49,11 +49,11 @@ from leakwatch.defenses import (
     Waterfill,
     observed,
 )
-from leakwatch.defenses.moving import Moves
-from leakwatch.gradients import GradientMap
+from leakwatch.defenses.eigen.moving import Moves
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import LitClassifier, initialize
 from leakwatch.spectrum.operators import random_vector
-from leakwatch.studies.trade_off_grid import DEFENSES
+from leakwatch.studies.trade_offs.grid import DEFENSES
 
 # (network, its arguments, initialisation, images to begin with, epochs, lr of these)
 RECIPES = {

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 import leakwatch
 from leakwatch.attacks import PixelScale, Start, SurrogateAttack
+from leakwatch.derivatives import GradientMap
 from leakwatch.federated import client_updates, train_client
-from leakwatch.gradients import GradientMap
 from leakwatch.quality import quality
 from leakwatch.quality.assignment import align
-from leakwatch.reporting.correlation import spearman
+from leakwatch.reporting.statistics.correlation import spearman
 
 SCORES = (
     "grad_norm",

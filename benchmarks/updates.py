@@ -42,18 +42,18 @@ from leakwatch.attacks import (
     Start,
     SurrogateAttack,
     attack_update,
-    update_presets,
 )
-from leakwatch.attacks.priors import Priors
-from leakwatch.attacks.update_choice import opened
-from leakwatch.attacks.update_descent import Objective
-from leakwatch.attacks.update_matching import SimulationObjective
-from leakwatch.attacks.update_surrogate import SurrogateObjective
+from leakwatch.attacks.matching.priors import Priors
+from leakwatch.attacks.matching.update_selection import opened
+from leakwatch.attacks.updates import presets as update_presets
+from leakwatch.attacks.updates.descent import Objective
+from leakwatch.attacks.updates.matching import SimulationObjective
+from leakwatch.attacks.updates.surrogate import SurrogateObjective
+from leakwatch.derivatives import GradientMap
 from leakwatch.federated import LocalTraining, client_updates, train_client
-from leakwatch.gradients import GradientMap
 from leakwatch.models import FEMNISTCNN, MLP, SMELeNet
 from leakwatch.quality.assignment import align
-from leakwatch.updates import WeightUpdate
+from leakwatch.weight_update import WeightUpdate
 
 MEAN, STD = [0.1307], [0.3081]
 PIXELS = PixelScale(MEAN, STD)

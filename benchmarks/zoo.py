@@ -4,7 +4,7 @@
 
 Each architecture runs in a process of its own with limits of CPU time and memory, at
 the smallest input at which it classifies, in float64 and eval mode. J·v through
-``leakwatch.gradients.GradientMap`` is compared with central differences of gradients by
+``leakwatch.GradientMap`` is compared with central differences of gradients by
 plain autograd, parameter by parameter, on two samples with directions of their own; Jᵀu
 through ⟨u, J v⟩ = ⟨Jᵀu, v⟩. Outcomes:
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from leakwatch.gradients import GradientMap, UnsupportedModuleError
+from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 
 # Ordered so that the first two settle most networks.
 _STEPS = (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-5, 1e-4, 1e-3)

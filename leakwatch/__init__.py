@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         attack,
         attack_update,
     )
-    from leakwatch.attribution import LayerTable, layer_attribution
-    from leakwatch.gradients import GradientMap, UnsupportedModuleError
-    from leakwatch.jacobian import GradientJacobian
-    from leakwatch.losses import cross_entropy
+    from leakwatch.derivatives import GradientMap, UnsupportedModuleError
+    from leakwatch.derivatives.attribution import LayerTable, layer_attribution
+    from leakwatch.derivatives.jacobian import GradientJacobian
+    from leakwatch.derivatives.losses import cross_entropy
     from leakwatch.probes import ProbeSet
     from leakwatch.scores import (
         ScoreResult,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         trade_off,
         unfairness,
     )
-    from leakwatch.updates import LocalTraining, WeightUpdate
+    from leakwatch.weight_update import LocalTraining, WeightUpdate
 
 __version__ = "0.1.0"
 
@@ -67,23 +67,23 @@ __all__ = [
 
 # Imported at first use: `leakwatch --help` should not wait for PyTorch.
 _HOME = {
-    "GradientJacobian": "leakwatch.jacobian",
-    "GradientMap": "leakwatch.gradients",
-    "LayerTable": "leakwatch.attribution",
-    "LocalTraining": "leakwatch.updates",
+    "GradientJacobian": "leakwatch.derivatives.jacobian",
+    "GradientMap": "leakwatch.derivatives",
+    "LayerTable": "leakwatch.derivatives.attribution",
+    "LocalTraining": "leakwatch.weight_update",
     "ProbeSet": "leakwatch.probes",
     "Reconstruction": "leakwatch.attacks",
     "ScoreResult": "leakwatch.scores",
     "Status": "leakwatch.scores",
-    "UnsupportedModuleError": "leakwatch.gradients",
+    "UnsupportedModuleError": "leakwatch.derivatives",
     "UpdateReconstruction": "leakwatch.attacks",
     "UpdateScores": "leakwatch.scores",
-    "WeightUpdate": "leakwatch.updates",
+    "WeightUpdate": "leakwatch.weight_update",
     "attack": "leakwatch.attacks",
     "attack_update": "leakwatch.attacks",
     "compare_initializations": "leakwatch.studies",
-    "cross_entropy": "leakwatch.losses",
-    "layer_attribution": "leakwatch.attribution",
+    "cross_entropy": "leakwatch.derivatives.losses",
+    "layer_attribution": "leakwatch.derivatives.attribution",
     "recommend_noise": "leakwatch.studies",
     "score": "leakwatch.scores",
     "score_update": "leakwatch.scores",

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leakwatch.attacks.api import attack
-    from leakwatch.attacks.ci_net import CINetAttack
+    from leakwatch.attacks.base import Attack, Progress
     from leakwatch.attacks.first_order import FirstOrder
-    from leakwatch.attacks.gauss_newton import GaussNewton
-    from leakwatch.attacks.gias import GIASAttack
-    from leakwatch.attacks.labels import infer_labels
+    from leakwatch.attacks.gauss_newton.attack import GaussNewton
+    from leakwatch.attacks.generators.ci_net import CINetAttack
+    from leakwatch.attacks.generators.gias import GIASAttack
+    from leakwatch.attacks.labels.infer import infer_labels
     from leakwatch.attacks.pixels import PixelScale
-    from leakwatch.attacks.protocol import Attack, Progress
     from leakwatch.attacks.result import Reconstruction
-    from leakwatch.attacks.sharing import SharedGradient
-    from leakwatch.attacks.starts import Start
-    from leakwatch.attacks.update_api import attack_update
+    from leakwatch.attacks.shared_gradient import SharedGradient
+    from leakwatch.attacks.start import Start
     from leakwatch.attacks.update_result import UpdateReconstruction
-    from leakwatch.attacks.update_simulation import SimulationAttack
-    from leakwatch.attacks.update_surrogate import SurrogateAttack
+    from leakwatch.attacks.updates.api import attack_update
+    from leakwatch.attacks.updates.simulation import SimulationAttack
+    from leakwatch.attacks.updates.surrogate import SurrogateAttack
 
 __all__ = [
     "Attack",
@@ -49,22 +49,22 @@ __all__ = [
 ]
 
 _HOME = {
-    "Attack": "protocol",
-    "CINetAttack": "ci_net",
+    "Attack": "base",
+    "CINetAttack": "generators.ci_net",
     "FirstOrder": "first_order",
-    "GIASAttack": "gias",
-    "GaussNewton": "gauss_newton",
+    "GIASAttack": "generators.gias",
+    "GaussNewton": "gauss_newton.attack",
     "PixelScale": "pixels",
-    "Progress": "protocol",
+    "Progress": "base",
     "Reconstruction": "result",
-    "SharedGradient": "sharing",
-    "SimulationAttack": "update_simulation",
-    "Start": "starts",
-    "SurrogateAttack": "update_surrogate",
+    "SharedGradient": "shared_gradient",
+    "SimulationAttack": "updates.simulation",
+    "Start": "start",
+    "SurrogateAttack": "updates.surrogate",
     "UpdateReconstruction": "update_result",
     "attack": "api",
-    "attack_update": "update_api",
-    "infer_labels": "labels",
+    "attack_update": "updates.api",
+    "infer_labels": "labels.infer",
 }
 
 

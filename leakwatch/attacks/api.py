@@ -12,15 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.attacks import presets
+from leakwatch.attacks.base import Attack, Progress
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.progress import ProgressLine
-from leakwatch.attacks.protocol import Attack, Progress
 from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.sharing import Perturbation, SharedGradient
-from leakwatch.attacks.starts import Start, StartKind
-from leakwatch.filters import ParameterFilter
-from leakwatch.gradients import Criterion, GradientMap
+from leakwatch.attacks.shared_gradient import Perturbation, SharedGradient
+from leakwatch.attacks.start import Start, StartKind
+from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives.parameter_filters import ParameterFilter
 
 __all__ = ["attack"]
 
@@ -87,11 +87,11 @@ def attack(
         dtype: arithmetic. float32 ends at about 1e-6 of the gradient; float64 goes on.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
         parameters: which of them are shared, see
-            :class:`leakwatch.gradients.GradientMap`. Default: all that are trained.
+            :class:`leakwatch.derivatives.GradientMap`. Default: all that are trained.
         time_limit: seconds for the attack's steps; choosing how to evaluate the network
             at the start, and judging at the end, come on top.
         progress: ``True`` for a line on stderr, or a callable, see
-            :data:`leakwatch.attacks.protocol.Progress`.
+            :data:`leakwatch.attacks.base.Progress`.
         overrides: other settings of the preset, such as ``lr``, ``tv``, ``distance``,
             ``signed``; see :class:`leakwatch.attacks.first_order.FirstOrder`.
 

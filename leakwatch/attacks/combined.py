@@ -10,20 +10,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from leakwatch.attacks.base import Progress
 from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.gauss_newton import GaussNewton
-from leakwatch.attacks.gn_objective import fixed_logit_gradient
-from leakwatch.attacks.gn_slopes import logit_slopes
+from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks.gauss_newton.objective import fixed_logit_gradient
+from leakwatch.attacks.labels.slopes import logit_slopes
+from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.priors import Priors
-from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.settings import refuse_unknown
-from leakwatch.attacks.sharing import SharedGradient
-from leakwatch.attacks.starts import Start
+from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks.start import Start
 from leakwatch.attacks.verdict import mismatch
-from leakwatch.evaluation import Criterion
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.runtime import Criterion
 
 __all__ = ["Combined"]
 
@@ -40,7 +40,7 @@ class Combined:
     Where the shared gradient states the slopes of the logits, half of the restarts of
     the first attack match the gradient of a loss that is linear in them, as
     Gauss–Newton does at first (see
-    :func:`leakwatch.attacks.gn_objective.fixed_logit_gradient`), and half that of the
+    ``fixed_logit_gradient`` in `leakwatch.attacks.gauss_newton`), and half that of the
     loss itself: on trained residual networks either finds images that the other does
     not. All are compared by the direction of the loss' gradient, and Gauss–Newton
     begins at the best.
@@ -93,7 +93,7 @@ class Combined:
         progress: Progress | None = None,
         initial: Float[Tensor, "restarts targets images ..."] | None = None,
     ) -> Reconstruction:
-        """Attacks all targets. See :class:`leakwatch.attacks.protocol.Attack`."""
+        """Attacks all targets. See :class:`leakwatch.attacks.base.Attack`."""
         began = time.perf_counter()
         problems = self.first_problems(gradients, shared)
         shares = _shares(restarts, len(problems))

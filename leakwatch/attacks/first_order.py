@@ -12,20 +12,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.attacks import distances
-from leakwatch.attacks.descent import Descent, Outcome
-from leakwatch.attacks.labels import LabelMethod, infer_labels
-from leakwatch.attacks.matching import MatchingProblem, PathName
-from leakwatch.attacks.optimizers import OptimizerName, ScheduleName, schedule
+from leakwatch.attacks.base import Progress
+from leakwatch.attacks.labels.infer import LabelMethod, infer_labels
+from leakwatch.attacks.matching import distances
+from leakwatch.attacks.matching.objective import MatchingProblem, PathName
+from leakwatch.attacks.matching.priors import BatchStatistics, Priors
+from leakwatch.attacks.optimizers.descent import Descent, Outcome
+from leakwatch.attacks.optimizers.first_order import (
+    OptimizerName,
+    ScheduleName,
+    schedule,
+)
 from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.priors import BatchStatistics, Priors
-from leakwatch.attacks.protocol import Progress
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.settings import refuse_unknown
-from leakwatch.attacks.sharing import SharedGradient
-from leakwatch.attacks.starts import Start, stream
+from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks.start import Start, stream
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 
 __all__ = ["FirstOrder"]
 
@@ -41,13 +45,13 @@ class FirstOrder:
     Args:
         name: recorded in results.
         distance: ``"l2"``, ``"cosine"`` or ``"l1"``, see
-            :func:`leakwatch.attacks.distances.get`.
+            :func:`leakwatch.attacks.matching.distances.get`.
         optimizer: ``"adam"``, ``"sgd"`` with momentum, or ``"lbfgs"``.
         lr: step size, network-input units for Adam; first trial length for L-BFGS.
         momentum: of ``"sgd"``.
         signed: whether the gradient of the objective is replaced by its signs.
         schedule: of the step size: ``"constant"``, ``"step"`` or ``"cosine"``, see
-            :func:`leakwatch.attacks.optimizers.schedule`.
+            :func:`leakwatch.attacks.optimizers.first_order.schedule`.
         steps: evaluations of the gradient per attack.
         priors: weights of total variation, norm and BatchNorm statistics.
         box: whether images are kept in the range of pixels, where that is known; not
@@ -60,7 +64,7 @@ class FirstOrder:
         joint_labels: whether the labels are optimised together with the images; known
             labels are not looked at then.
         label_method: how unknown labels are inferred otherwise, see
-            :func:`leakwatch.attacks.labels.infer_labels`.
+            :func:`leakwatch.attacks.labels.infer.infer_labels`.
         tolerance: attacks are finished when the gradient is matched to this relative
             error. Default: 20 times the rounding error of the arithmetic.
         patience: attacks are finished when their objective has not improved for this
@@ -150,7 +154,7 @@ class FirstOrder:
         progress: Progress | None = None,
         initial: Float[Tensor, "restarts targets images ..."] | None = None,
     ) -> Reconstruction:
-        """Attacks all targets. See :class:`leakwatch.attacks.protocol.Attack`.
+        """Attacks all targets. See :class:`leakwatch.attacks.base.Attack`.
 
         Raises:
             ValueError: if the shared gradients are not this module's, ``initial`` has

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, final
 
-from leakwatch.attacks.starts import StartKind
+from leakwatch.attacks.start import StartKind
 
 __all__ = ["PublishedAttack", "Registry"]
 

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.sharing import SharedGradient
-from leakwatch.attacks.starts import Start
-from leakwatch.gradients import GradientMap
+from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks.start import Start
+from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK, Status
 
 __all__ = ["MATCHED", "matched_to", "mismatch", "uninformed", "verdict"]

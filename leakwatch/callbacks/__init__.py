@@ -1,9 +1,9 @@
 """Callbacks for a Lightning Trainer."""
 
-from leakwatch.callbacks.audit import InversionAudit
-from leakwatch.callbacks.defense import GradientDefense
-from leakwatch.callbacks.monitor import LeakageMonitor
-from leakwatch.callbacks.observing import observing
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks.gradient_defense import GradientDefense
+from leakwatch.callbacks.inversion_audit import InversionAudit
+from leakwatch.callbacks.leakage_monitor import LeakageMonitor
 from leakwatch.callbacks.update_audit import UpdateAudit
 
 __all__ = [

@@ -8,38 +8,38 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from leakwatch.attacks import update_presets
-from leakwatch.attacks.update_presets import UpdateAttack
-from leakwatch.callbacks.arguments import check_flag
-from leakwatch.callbacks.audit_arguments import (
+from leakwatch.attacks.updates import presets
+from leakwatch.attacks.updates.presets import UpdateAttack
+from leakwatch.callbacks._audit.arguments import (
     METRICS,
     chosen_attack,
     restarts_or,
     seconds_or,
     steps_or,
 )
-from leakwatch.callbacks.audit_quantities import described
-from leakwatch.callbacks.base import ProbeCallback
-from leakwatch.callbacks.conclusions import conclusions, sentence
-from leakwatch.callbacks.data import only_loader, training_probes
-from leakwatch.callbacks.probing import Share
-from leakwatch.callbacks.update_auditing import audit_round
-from leakwatch.callbacks.update_clients import check_clients, chosen_clients
-from leakwatch.callbacks.update_plan import (
+from leakwatch.callbacks._audit.conclusions import conclusions, sentence
+from leakwatch.callbacks._audit.quantities import described
+from leakwatch.callbacks._audit.update_clients import check_clients, chosen_clients
+from leakwatch.callbacks._audit.update_plan import (
     Federated,
     UpdatePlan,
     describe_clients,
     describe_update_scores,
 )
-from leakwatch.gradients import GradientMap
-from leakwatch.isolation import isolated_rng
+from leakwatch.callbacks._audit.updates import audit_round
+from leakwatch.callbacks._probing.step import Share
+from leakwatch.callbacks._probing.training_probes import only_loader, training_probes
+from leakwatch.callbacks.probe_callback import ProbeCallback
+from leakwatch.checks import check_flag
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
 from leakwatch.reporting.message import UPDATE
 from leakwatch.scores import Settings
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY
-from leakwatch.scores.update_client import Effort
+from leakwatch.scores.updates.client import Effort
 
 __all__ = ["UpdateAudit"]
 
@@ -169,7 +169,7 @@ class UpdateAudit(ProbeCallback):
         )
         self.clients = check_clients(clients)
         engine, tries, start = chosen_attack(
-            "attack", attack, steps_or(steps), update_presets.get, example="sme"
+            "attack", attack, steps_or(steps), presets.get, example="sme"
         )
         effort = Effort(
             check_flag("blocks", blocks),

@@ -1,5 +1,5 @@
 """The command ``leakwatch``: fit, audit and report."""
 
-from leakwatch.cli.entry import main
+from leakwatch.cli.main import main
 
 __all__ = ["main"]

@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
         if not options.ckpt.is_file():
             raise FileNotFoundError(f"there is no checkpoint {options.ckpt}.")
     # Here, because torch and Lightning take seconds.
-    from leakwatch.cli.scoring import audit
+    from leakwatch.cli.audit_checkpoint import audit
     from leakwatch.cli.subject import AttackCLI
 
     audit(options, rest, command="attack", kind=AttackCLI)

@@ -13,15 +13,15 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 
-from leakwatch.attacks.starts import StartKind
-from leakwatch.cli.scoring import choose_device, free_directory
+from leakwatch.attacks.start import StartKind
+from leakwatch.cli.audit_checkpoint import choose_device, free_directory
 from leakwatch.cli.subject import Subject, SubjectCLI, draw
 from leakwatch.cli.training import quiet
 from leakwatch.models.initialization import Initializer
-from leakwatch.scores.planner import Solver
+from leakwatch.scores.measure.plan import Solver
 from leakwatch.studies import compare_initializations
-from leakwatch.studies.comparison import InitializationComparison
-from leakwatch.studies.initializations import SCHEMES
+from leakwatch.studies.initializations.result import InitializationComparison
+from leakwatch.studies.initializations.study import SCHEMES
 
 
 @final

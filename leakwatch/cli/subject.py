@@ -12,8 +12,8 @@ from typing import Any, Literal, cast, final
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from leakwatch.callbacks import InversionAudit, LeakageMonitor
-from leakwatch.callbacks.base import ProbeCallback
-from leakwatch.callbacks.data import training_probes
+from leakwatch.callbacks._probing.training_probes import training_probes
+from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
 from leakwatch.cli.training import ConfiguredCLI
 from leakwatch.probes import ProbeSet

@@ -15,15 +15,15 @@ from leakwatch.reporting import (
     quantities_from_metadata,
     summarize,
 )
-from leakwatch.reporting.achieved import KINDS, achieved, audits
-from leakwatch.reporting.aggregates import describe_counts
-from leakwatch.reporting.headline import find_headline
 from leakwatch.reporting.message import message_from_metadata
 from leakwatch.reporting.quantities import (
     class_name,
     class_names_from_metadata,
     describe,
 )
+from leakwatch.reporting.statistics.achieved import KINDS, achieved, audits
+from leakwatch.reporting.statistics.aggregates import describe_counts
+from leakwatch.reporting.statistics.headline import find_headline
 from leakwatch.reporting.words import number
 
 _MISSING = "–"

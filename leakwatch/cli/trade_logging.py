@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from lightning.pytorch.loggers import WandbLogger
 
-from leakwatch.callbacks.logging import publish_figures, publish_scalars
+from leakwatch.callbacks._recording.loggers import publish_figures, publish_scalars
 from leakwatch.studies import TradeOff, TradeOffRow
-from leakwatch.studies.trade_off_table import columns
+from leakwatch.studies.trade_offs.table import columns
 
 __all__ = ["WandbMode", "publish"]
 

@@ -12,8 +12,8 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
-from leakwatch.attacks.starts import StartKind
-from leakwatch.cli.scoring import choose_device, free_directory
+from leakwatch.attacks.start import StartKind
+from leakwatch.cli.audit_checkpoint import choose_device, free_directory
 from leakwatch.cli.subject import Subject, SubjectCLI, draw
 from leakwatch.cli.trade_logging import WandbMode, publish
 from leakwatch.cli.trade_training import LightningTraining, accuracy_on
@@ -21,16 +21,16 @@ from leakwatch.cli.training import quiet
 from leakwatch.defenses import Budget, Reduction
 from leakwatch.defenses.budget import Unit
 from leakwatch.defenses.checks import check_count
-from leakwatch.isolation import isolated_rng
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.studies import TradeOff, trade_off
 from leakwatch.studies.paper_attacks import engine
-from leakwatch.studies.trade_off_grid import (
+from leakwatch.studies.trade_offs.grid import (
     check_coefficients,
     named_budgets,
     named_defenses,
 )
-from leakwatch.studies.trade_off_outcomes import Attacker
+from leakwatch.studies.trade_offs.outcomes import Attacker
 
 # Mixtures are made with at most so many others.
 _PARTNERS = 1000

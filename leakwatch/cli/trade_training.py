@@ -13,10 +13,10 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 
 from leakwatch.callbacks import GradientDefense
-from leakwatch.callbacks.observing import observing
+from leakwatch.callbacks._probing.observing import observing
 from leakwatch.defenses import Defense, Reduction
 from leakwatch.studies import Applied
-from leakwatch.studies.trade_off_study import Accuracy
+from leakwatch.studies.trade_offs.study import Accuracy
 
 __all__ = ["LightningTraining", "accuracy_on"]
 

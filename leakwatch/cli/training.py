@@ -18,7 +18,7 @@ from lightning.pytorch.cli import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from leakwatch.callbacks.base import ProbeCallback
+from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.tables import run_table
 from leakwatch.reporting import RiskLedger
 

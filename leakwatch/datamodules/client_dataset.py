@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, Sampler
 
 from leakwatch.datamodules.dataset import ImageDataset
 from leakwatch.datamodules.files import ImageFileDataset
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.federated import Answering, ClientData, Partition, answering_clients
 from leakwatch.federated.streams import client_seed
-from leakwatch.isolation import isolated_rng
 
 _Item: TypeAlias = tuple[Tensor, int, int]
 

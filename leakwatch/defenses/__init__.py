@@ -11,8 +11,20 @@ they look.
 
 from __future__ import annotations
 
-from leakwatch.defenses.adaptive import Observation, averaged, observed
-from leakwatch.defenses.allocations import (
+from leakwatch.defenses.adaptive_attacker import Observation, averaged, observed
+from leakwatch.defenses.base import (
+    Defense,
+    Knowledge,
+    Needs,
+    Reduction,
+    Shared,
+    perturbation,
+)
+from leakwatch.defenses.budget import Budget, expected_norm
+from leakwatch.defenses.budgeted_pruning import PruningToBudget
+from leakwatch.defenses.covariance import Coefficients, Covariance
+from leakwatch.defenses.dpsgd import DPSGD
+from leakwatch.defenses.eigen.allocations import (
     Allocation,
     InputSpace,
     Proportional,
@@ -20,17 +32,14 @@ from leakwatch.defenses.allocations import (
     Smallest,
     Waterfill,
 )
-from leakwatch.defenses.basis import Basis
-from leakwatch.defenses.budget import Budget, expected_norm
-from leakwatch.defenses.budgeted_pruning import PruningToBudget
-from leakwatch.defenses.covariance import Coefficients, Covariance
-from leakwatch.defenses.dpsgd import DPSGD
-from leakwatch.defenses.eigen import EigenNoise
-from leakwatch.defenses.energy import energy_in_range, energy_share
+from leakwatch.defenses.eigen.basis import Basis
+from leakwatch.defenses.eigen.energy import energy_in_range, energy_share
+from leakwatch.defenses.eigen.in_range import InRange
+from leakwatch.defenses.eigen.noise import EigenNoise
+from leakwatch.defenses.eigen.row_norms import RowNorms, row_norms
 from leakwatch.defenses.gaussian import GaussianNoise
-from leakwatch.defenses.in_range import InRange
 from leakwatch.defenses.isotropic import Diagonal, Isotropic
-from leakwatch.defenses.maps import (
+from leakwatch.defenses.linear_maps import (
     Chain,
     Deflation,
     LinearMap,
@@ -41,16 +50,7 @@ from leakwatch.defenses.maps import (
 from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.mixup import MixUp
 from leakwatch.defenses.prediction import PredictedErrors, predicted_errors
-from leakwatch.defenses.protocol import (
-    Defense,
-    Knowledge,
-    Needs,
-    Reduction,
-    Shared,
-    perturbation,
-)
 from leakwatch.defenses.pruning import GradientPruning
-from leakwatch.defenses.row_norms import RowNorms, row_norms
 from leakwatch.defenses.samples import Samples
 from leakwatch.defenses.shipped import ShippedDefense
 

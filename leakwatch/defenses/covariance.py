@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.basis import Basis
-from leakwatch.defenses.maps import LinearMap
+from leakwatch.defenses.eigen.basis import Basis
+from leakwatch.defenses.linear_maps import LinearMap
 from leakwatch.spectrum.operators import random_vector
 
 __all__ = ["Coefficients", "Covariance", "linear_error", "standard"]

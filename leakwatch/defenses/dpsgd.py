@@ -9,10 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.checks import check_gradient, check_number
-from leakwatch.defenses.isotropic import Isotropic
-from leakwatch.defenses.protocol import (
+from leakwatch.defenses.base import (
     Knowledge,
     Needs,
     Reduction,
@@ -20,6 +17,9 @@ from leakwatch.defenses.protocol import (
     averaging,
     combined,
 )
+from leakwatch.defenses.budget import Budget
+from leakwatch.defenses.checks import check_gradient, check_number
+from leakwatch.defenses.isotropic import Isotropic
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["DPSGD"]

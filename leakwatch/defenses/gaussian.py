@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.checks import check_gradient
-from leakwatch.defenses.isotropic import Isotropic
-from leakwatch.defenses.protocol import (
+from leakwatch.defenses.base import (
     Knowledge,
     Needs,
     Reduction,
     Shared,
     combined,
 )
+from leakwatch.defenses.budget import Budget
+from leakwatch.defenses.checks import check_gradient
+from leakwatch.defenses.isotropic import Isotropic
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["GaussianNoise"]

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.basis import Basis
 from leakwatch.defenses.covariance import Coefficients, linear_error, standard
-from leakwatch.defenses.maps import LinearMap, Scaling
+from leakwatch.defenses.eigen.basis import Basis
+from leakwatch.defenses.linear_maps import LinearMap, Scaling
 
 __all__ = ["Diagonal", "Isotropic"]
 

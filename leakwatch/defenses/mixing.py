@@ -11,9 +11,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from leakwatch.defenses.checks import check_count, check_number
-from leakwatch.evaluation import Criterion
-from leakwatch.gradients import GradientMap
-from leakwatch.losses import classification_criterion, cross_entropy
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.losses import classification_criterion, cross_entropy
+from leakwatch.derivatives.runtime import Criterion
 
 __all__ = ["Mixing", "estimate"]
 

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from leakwatch.defenses.mixing import Mixing
-from leakwatch.defenses.protocol import (
+from leakwatch.defenses.base import (
     Knowledge,
     Needs,
     Reduction,
@@ -20,6 +19,7 @@ from leakwatch.defenses.protocol import (
     needed,
     summed,
 )
+from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.samples import Samples
 from leakwatch.inputs import refuse_integers
 

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from leakwatch.defenses.basis import Basis
+from leakwatch.defenses.base import Knowledge, Shared
 from leakwatch.defenses.checks import check_count, check_number
 from leakwatch.defenses.covariance import Covariance, linear_error
-from leakwatch.defenses.maps import (
+from leakwatch.defenses.eigen.basis import Basis
+from leakwatch.defenses.linear_maps import (
     Chain,
     Deflation,
     LinearMap,
@@ -21,7 +22,6 @@ from leakwatch.defenses.maps import (
     mapped,
 )
 from leakwatch.defenses.mixing import Mixing
-from leakwatch.defenses.protocol import Knowledge, Shared
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["PredictedErrors", "predicted_errors"]

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from leakwatch.defenses.checks import check_gradient, check_share
-from leakwatch.defenses.protocol import (
+from leakwatch.defenses.base import (
     Knowledge,
     Needs,
     Reduction,
     Shared,
     combined,
 )
+from leakwatch.defenses.checks import check_gradient, check_share
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["GradientPruning", "Scope"]

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from leakwatch.defenses.basis import Basis
-from leakwatch.gradients import GradientMap
+from leakwatch.defenses.eigen.basis import Basis
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.inputs import check_samples
-from leakwatch.jacobian import GradientJacobian
 
 __all__ = ["Samples"]
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from leakwatch.defenses.budgeted_pruning import PruningToBudget
 from leakwatch.defenses.dpsgd import DPSGD
-from leakwatch.defenses.eigen import EigenNoise
+from leakwatch.defenses.eigen.noise import EigenNoise
 from leakwatch.defenses.gaussian import GaussianNoise
 from leakwatch.defenses.mixup import MixUp
 from leakwatch.defenses.pruning import GradientPruning

@@ -29,7 +29,7 @@ from leakwatch.federated.rounds import (
     Round,
     answering_clients,
 )
-from leakwatch.updates import LocalTraining, WeightUpdate
+from leakwatch.weight_update import LocalTraining, WeightUpdate
 
 __all__ = [
     "Answering",

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.evaluation import Criterion, Weights
-from leakwatch.examination import refuse_stray_reads
+from leakwatch.derivatives.runtime import Criterion, Weights
+from leakwatch.derivatives.verification import refuse_stray_reads
 from leakwatch.federated.checks import whole
 from leakwatch.federated.local import ClientUpdate
 from leakwatch.federated.objective import Objective

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakwatch.inputs import check_samples
-from leakwatch.updates import LocalTraining
+from leakwatch.weight_update import LocalTraining
 
 __all__ = [
     "check_alpha",

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from leakwatch.evaluation import Weights
+from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.federated.objective import Objective
-from leakwatch.isolation import isolated_rng
 
 __all__ = ["check_losses", "single_samples"]
 

@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.evaluation import Criterion, Weights
-from leakwatch.examination import refuse_stray_reads
+from leakwatch.derivatives.runtime import Criterion, Weights
+from leakwatch.derivatives.runtime.rng_and_precision import seed_streams
+from leakwatch.derivatives.verification import refuse_stray_reads
 from leakwatch.federated.checks import check_finite, check_training
 from leakwatch.federated.faults import check_losses, single_samples
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_seed, client_stream
 from leakwatch.inputs import check_samples
-from leakwatch.isolation import seed_streams
-from leakwatch.updates import LocalTraining
+from leakwatch.weight_update import LocalTraining
 
 __all__ = ["ClientUpdate", "Record", "train_client"]
 

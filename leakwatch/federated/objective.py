@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.evaluation import (
+from leakwatch.derivatives.losses import classification_criterion
+from leakwatch.derivatives.runtime import (
     Criterion,
     SampleLoss,
     Weights,
@@ -18,8 +19,7 @@ from leakwatch.evaluation import (
     evaluating,
     underlying,
 )
-from leakwatch.isolation import isolated_rng
-from leakwatch.losses import classification_criterion
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 
 __all__ = ["Objective"]
 
@@ -31,7 +31,7 @@ class Objective:
     """The mean loss of samples, for any weights, without touching the module.
 
     Flat vectors hold the parameters that require gradients in the order of
-    :class:`leakwatch.gradients.GradientMap`.
+    :class:`leakwatch.derivatives.GradientMap`.
 
     Args:
         module: the network.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from leakwatch.federated.local import ClientUpdate
-from leakwatch.updates import LocalTraining, WeightUpdate
+from leakwatch.weight_update import LocalTraining, WeightUpdate
 
 __all__ = ["check_start", "client_updates", "differing"]
 

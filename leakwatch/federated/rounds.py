@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.evaluation import Criterion
+from leakwatch.derivatives.runtime import Criterion
 from leakwatch.federated.averaging import Buffers, average_updates
 from leakwatch.federated.checks import (
     check_choice,
@@ -24,7 +24,7 @@ from leakwatch.federated.checks import (
 from leakwatch.federated.local import ClientUpdate, train_client
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
-from leakwatch.updates import LocalTraining
+from leakwatch.weight_update import LocalTraining
 
 __all__ = [
     "Answering",

@@ -49,7 +49,7 @@ def client_seed(seed: int, *place: int) -> int:
         place: integers of at least 0 that name the place.
 
     Returns:
-        A seed below 2**63, as :func:`leakwatch.isolation.seed_streams` takes it.
+        A seed below 2**63, as ``rng_and_precision.seed_streams`` takes it.
 
     Raises:
         ValueError: for anything but integers of at least 0.

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from leakwatch.models.alexnet import AlexNet
+from leakwatch.models.architectures.alexnet import AlexNet
+from leakwatch.models.architectures.lenet import LeNet
+from leakwatch.models.architectures.linear import LinearClassifier
+from leakwatch.models.architectures.mlp import MLP
+from leakwatch.models.architectures.resnet import ResNet8, ResNet18, ResNet152
+from leakwatch.models.architectures.shufflenet import ShuffleNetV2
+from leakwatch.models.architectures.sme_cnn import CIFAR100CNN, FEMNISTCNN
+from leakwatch.models.architectures.sme_lenet import SMELeNet
+from leakwatch.models.architectures.sme_resnet8 import SMEResNet8
+from leakwatch.models.architectures.sme_vit import SMEViT
+from leakwatch.models.architectures.vgg import VGG9
+from leakwatch.models.architectures.vit import ViTB16
 from leakwatch.models.classifier import LitClassifier
 from leakwatch.models.fedavg import FedAvgModule
 from leakwatch.models.initialization import (
@@ -11,18 +22,7 @@ from leakwatch.models.initialization import (
     register_scheme,
     registered_schemes,
 )
-from leakwatch.models.lenet import LeNet
-from leakwatch.models.linear import LinearClassifier
-from leakwatch.models.mlp import MLP
 from leakwatch.models.registry import build_model, register_model, registered_models
-from leakwatch.models.resnet import ResNet8, ResNet18, ResNet152
-from leakwatch.models.shufflenet import ShuffleNetV2
-from leakwatch.models.sme_cnn import CIFAR100CNN, FEMNISTCNN
-from leakwatch.models.sme_lenet import SMELeNet
-from leakwatch.models.sme_resnet8 import SMEResNet8
-from leakwatch.models.sme_vit import SMEViT
-from leakwatch.models.vgg import VGG9
-from leakwatch.models.vit import ViTB16
 
 register_model("alexnet", AlexNet)
 register_model("cifar100_cnn", CIFAR100CNN)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.isolation import isolated_rng, seed_streams
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng, seed_streams
 from leakwatch.probes.checks import (
     check_count,
     check_finite,

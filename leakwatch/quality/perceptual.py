@@ -13,8 +13,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from leakwatch.chunking import in_chunks
-from leakwatch.isolation import isolated_rng, plain_arithmetic
+from leakwatch.derivatives.runtime.chunking import in_chunks
+from leakwatch.derivatives.runtime.rng_and_precision import (
+    isolated_rng,
+    plain_arithmetic,
+)
 from leakwatch.status import OK, Status
 
 __all__ = ["LpipsNet", "LpipsUnavailableError", "lpips", "lpips_network"]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from leakwatch.chunking import in_chunks
+from leakwatch.derivatives.runtime.chunking import in_chunks
 from leakwatch.status import OK, Status
 
 __all__ = ["PIQ_MISSING", "fsim", "has_piq", "ssim"]

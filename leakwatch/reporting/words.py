@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from leakwatch.reporting.table import Moment
+from leakwatch.reporting.ledger.table import Moment
 
 HARDLY_BELOW: Final = 15.0
 """dB; rule of thumb: below it a picture is hardly recognisable."""

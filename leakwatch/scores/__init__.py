@@ -2,13 +2,13 @@
 
 from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
 from leakwatch.scores.api import evaluate, score
-from leakwatch.scores.evidence import Evidence
+from leakwatch.scores.measure.sample_spectrum import Evidence
 from leakwatch.scores.registry import Score, available, get, groups, register, resolve
 from leakwatch.scores.result import ScoreResult, Value
 from leakwatch.scores.settings import Settings
-from leakwatch.scores.update_api import score_update
-from leakwatch.scores.update_evaluation import evaluate_update
-from leakwatch.scores.update_result import UpdateScores
+from leakwatch.scores.updates.api import score_update
+from leakwatch.scores.updates.evaluate import evaluate_update
+from leakwatch.scores.updates.result import UpdateScores
 from leakwatch.status import STATUS_WORDS, Status
 
 __all__ = [

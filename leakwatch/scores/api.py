@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.filters import ParameterFilter
-from leakwatch.gradients import Criterion, GradientMap
-from leakwatch.scores.collection import collect
-from leakwatch.scores.planner import (
+from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.scores.measure.batches import collect
+from leakwatch.scores.measure.plan import (
     DEFAULT_PRODUCTS,
     Plan,
     Solver,

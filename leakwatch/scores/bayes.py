@@ -16,18 +16,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakwatch.scores.channel import (
-    channel,
-    error_for_given,
-    noise_for_squared_error,
-)
-from leakwatch.scores.channel_sums import (
+from leakwatch.scores.i2f import psnr
+from leakwatch.scores.measure.channel_sums import (
     sampled_bits,
     sampled_error,
     sampled_noise,
 )
-from leakwatch.scores.evidence import Evidence
-from leakwatch.scores.i2f import psnr
+from leakwatch.scores.measure.gaussian_channel import (
+    channel,
+    error_for_given,
+    noise_for_squared_error,
+)
+from leakwatch.scores.measure.sample_spectrum import Evidence
 from leakwatch.scores.norms import root
 from leakwatch.scores.registry import Direction, Need, Score, register
 from leakwatch.scores.result import Value

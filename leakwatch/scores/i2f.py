@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakwatch.scores.evidence import Evidence
+from leakwatch.scores.measure.sample_spectrum import Evidence
 from leakwatch.scores.norms import root
 from leakwatch.scores.registry import Direction, Need, Score, register
 from leakwatch.scores.result import Value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from leakwatch.scores.evidence import Evidence
+from leakwatch.scores.measure.sample_spectrum import Evidence
 from leakwatch.scores.registry import Need, Score, register
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings

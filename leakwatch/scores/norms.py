@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from leakwatch.scores.evidence import Evidence
+from leakwatch.scores.measure.sample_spectrum import Evidence
 from leakwatch.scores.registry import Score, register
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings

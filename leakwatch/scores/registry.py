@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias, final
 
-from leakwatch.scores.evidence import Evidence
+from leakwatch.scores.measure.sample_spectrum import Evidence
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 

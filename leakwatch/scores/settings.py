@@ -32,7 +32,7 @@ class Settings:
         prior_covariance: ``(d_x, d_x)`` in pixel units squared, instead of R².
         influence_steps: steps in which the Bayesian error for a given perturbation is
             integrated; 1 is the linear prediction. See
-            :mod:`leakwatch.scores.influence_path`.
+            :mod:`leakwatch.scores.measure.influence_path`.
 
     Raises:
         ValueError: for numbers out of range, and for a covariance that is not square,

@@ -10,16 +10,15 @@ published numbers. On a factor J of H = JᵀJ, with ``forward`` and ``backward``
 
 from __future__ import annotations
 
-from leakwatch.spectrum.damped import DampedSolution, damped
-from leakwatch.spectrum.ends import Ends, ends
+from leakwatch.spectrum.damped_least_squares import DampedSolution, damped
 from leakwatch.spectrum.exact import exact
+from leakwatch.spectrum.extreme_eigenvalues import Ends, ends
 from leakwatch.spectrum.factor_operators import (
     DenseFactor,
     FactorOperator,
     as_factor,
 )
 from leakwatch.spectrum.lanczos import lanczos
-from leakwatch.spectrum.measure import Estimate, SpectralMeasure
 from leakwatch.spectrum.operators import (
     DenseOperator,
     SymmetricOperator,
@@ -28,6 +27,7 @@ from leakwatch.spectrum.operators import (
 from leakwatch.spectrum.power import power
 from leakwatch.spectrum.quadrature import quadrature
 from leakwatch.spectrum.result import Spectrum, precision_floor
+from leakwatch.spectrum.spectral_measure import Estimate, SpectralMeasure
 from leakwatch.spectrum.trace import trace
 
 __all__ = [

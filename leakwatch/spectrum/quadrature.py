@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.spectrum._lower import random_starts
-from leakwatch.spectrum.bidiagonal import Bidiagonalisation
 from leakwatch.spectrum.factor_operators import FactorOperator, as_factor
-from leakwatch.spectrum.measure import (
+from leakwatch.spectrum.golub_kahan import Bidiagonalisation
+from leakwatch.spectrum.spectral_measure import (
     Function,
     Moment,
     Probe,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from leakwatch.spectrum._lower import random_starts
 from leakwatch.spectrum.factor_operators import FactorOperator, as_factor, forward
-from leakwatch.spectrum.measure import complement
 from leakwatch.spectrum.operators import norm
+from leakwatch.spectrum.spectral_measure import complement
 
 
 def trace(

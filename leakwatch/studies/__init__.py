@@ -6,19 +6,19 @@ noise is enough, and what a defense costs and buys.
 
 from __future__ import annotations
 
-from leakwatch.studies.class_risk import ClassRisk, SampleRisk, Unfairness
-from leakwatch.studies.comparison import InitializationComparison
-from leakwatch.studies.initializations import compare_initializations
-from leakwatch.studies.noise_check import Check
-from leakwatch.studies.noise_result import NoiseRecommendation, ProbeNoise
-from leakwatch.studies.points import Point
-from leakwatch.studies.ranking import Ranked, Verdict
-from leakwatch.studies.recommendation import recommend_noise
-from leakwatch.studies.trade_off_outcomes import Attacked, Outcome
-from leakwatch.studies.trade_off_result import TradeOff
-from leakwatch.studies.trade_off_rows import Applied, Cell, TradeOffRow
-from leakwatch.studies.trade_off_study import trade_off
-from leakwatch.studies.unequal_protection import unfairness
+from leakwatch.studies.initializations.points import Point
+from leakwatch.studies.initializations.ranking import Ranked, Verdict
+from leakwatch.studies.initializations.result import InitializationComparison
+from leakwatch.studies.initializations.study import compare_initializations
+from leakwatch.studies.noise.check import Check
+from leakwatch.studies.noise.class_risk import ClassRisk, SampleRisk, Unfairness
+from leakwatch.studies.noise.recommendation import recommend_noise
+from leakwatch.studies.noise.result import NoiseRecommendation, ProbeNoise
+from leakwatch.studies.noise.unequal_protection import unfairness
+from leakwatch.studies.trade_offs.outcomes import Attacked, Outcome
+from leakwatch.studies.trade_offs.result import TradeOff
+from leakwatch.studies.trade_offs.rows import Applied, Cell, TradeOffRow
+from leakwatch.studies.trade_offs.study import trade_off
 
 __all__ = [
     "Applied",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from leakwatch.attacks import Attack, FirstOrder, presets
-from leakwatch.attacks.priors import Priors
+from leakwatch.attacks.matching.priors import Priors
 from leakwatch.reporting.quantities import HIGHER_LESS, Quantity
 
 #: The attacks of I²F, Section 4, by their names there: Adam with step size 0.1; only GS

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from attacks.problems import plain_gradient
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
 from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.priors import Priors
-from leakwatch.gradients import GradientMap
+from leakwatch.attacks.matching.priors import Priors
+from leakwatch.derivatives import GradientMap
 
 BY_NAME = {case.name: case for case in CASES}
 SHAPE = (1, 6, 6)

@@ -11,7 +11,7 @@ from torch import nn
 
 from leakwatch.attacks import PixelScale, SharedGradient, Start
 from leakwatch.attacks.api import attack
-from leakwatch.attacks.distances import available, get
+from leakwatch.attacks.matching.distances import available, get
 from leakwatch.attacks.verdict import (
     MATCHED,
     matched_to,
@@ -19,7 +19,7 @@ from leakwatch.attacks.verdict import (
     uninformed,
     verdict,
 )
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 
 DOUBLE = torch.float64
 

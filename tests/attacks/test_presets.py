@@ -10,7 +10,7 @@ import leakwatch.attacks
 from leakwatch.attacks.api import attack
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.presets import Preset, available, get, register
-from leakwatch.attacks.starts import Start
+from leakwatch.attacks.start import Start
 
 
 def net(channels: int = 1) -> nn.Module:

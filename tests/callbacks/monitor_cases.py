@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakwatch.callbacks import LeakageMonitor
-from leakwatch.callbacks.base import ProbeCallback
+from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.reporting import RiskLedger, Row
 
 CLASSES = 3

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from leakwatch.callbacks import LeakageMonitor, probing
+from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks._probing import step
 
 KEY = "leakwatch/i2f_lb/median"
 
@@ -111,21 +112,21 @@ def resumed(folder: Path, processes: int) -> dict[str, Any]:
 
 def broken(folder: Path, processes: int) -> dict[str, Any]:
     """The second process (or the only one, with all of the probes) has no luck."""
-    right = probing.evaluate
+    right = step.evaluate
 
     def wrong(*args: Any, **keywords: Any) -> Any:
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 0:
             return right(*args, **keywords)
         raise ArithmeticError("no luck")
 
-    probing.evaluate = wrong
+    step.evaluate = wrong
     watched = watch(dtype="float64")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = go(folder, watched, processes=processes)
     finally:
-        probing.evaluate = right
+        step.evaluate = right
     said = [str(w.message) for w in caught if "leakwatch" in str(w.message)]
     return {"record": record_of(watched), "epoch": run.current_epoch, "said": said}
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
 from leakwatch.callbacks import InversionAudit, LeakageMonitor
-from leakwatch.callbacks.audit_plan import chosen
-from leakwatch.gradients import GradientMap
+from leakwatch.callbacks._audit.plan import chosen
+from leakwatch.derivatives import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
-from leakwatch.reporting.correlation import spearman
+from leakwatch.reporting.statistics.correlation import spearman
 from leakwatch.status import OK, Status
 
 

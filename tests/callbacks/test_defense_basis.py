@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from leakwatch.callbacks import GradientDefense
-from leakwatch.callbacks.defending_bases import BasisMemory
+from leakwatch.callbacks._defense.basis_cache import BasisMemory
 from leakwatch.defenses import (
     DPSGD,
     Budget,
@@ -28,10 +28,10 @@ from leakwatch.defenses import (
     Smallest,
     Waterfill,
 )
-from leakwatch.defenses.basis import Directions
 from leakwatch.defenses.covariance import standard
-from leakwatch.gradients import GradientMap
-from leakwatch.jacobian import GradientJacobian
+from leakwatch.defenses.eigen.basis import Directions
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
 
 MIB = 2**20
 SIZE = 16
@@ -191,7 +191,9 @@ def test_a_basis_every_step_is_what_there_was_without_memory(
     run = fit(tmp_path, watched, limit_train_batches=2)
     found = watched.summary
     assert (found.bases_formed, found.bases_reused) == (8, 0)
-    monkeypatch.setattr("leakwatch.callbacks.defense.memory_for", lambda *_: None)
+    monkeypatch.setattr(
+        "leakwatch.callbacks.gradient_defense.memory_for", lambda *_: None
+    )
     plain = GradientDefense(NOISE)
     again = fit(tmp_path, plain, limit_train_batches=2)
     assert weights(again) == weights(run)

@@ -34,7 +34,7 @@ from leakwatch import ProbeSet, score
 from leakwatch.callbacks import GradientDefense, LeakageMonitor
 from leakwatch.defenses import Budget, GaussianNoise
 from leakwatch.reporting import LedgerTable, RiskLedger, spread_of_classes
-from leakwatch.reporting.aggregates import summarize_classes, worst_samples
+from leakwatch.reporting.statistics.aggregates import summarize_classes, worst_samples
 
 
 class Manual(Tiny):

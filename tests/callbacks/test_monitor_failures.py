@@ -28,7 +28,10 @@ from monitor_cases import (
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from leakwatch.callbacks import LeakageMonitor, probing, recorder, session
+from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks._probing import session
+from leakwatch.callbacks._probing import step as probing
+from leakwatch.callbacks._recording import recorder
 from leakwatch.reporting import (
     LedgerTable,
     RiskLedger,
@@ -36,7 +39,7 @@ from leakwatch.reporting import (
     quantities_from_metadata,
     summarize,
 )
-from leakwatch.reporting.extras import require
+from leakwatch.reporting.figures.extras import require
 
 
 @pytest.fixture
@@ -231,7 +234,7 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
             return require("plotly_is_not_here", purpose)
         return require(module, purpose)
 
-    from leakwatch.reporting import frame
+    from leakwatch.reporting.html import frame
 
     monkeypatch.setattr(frame, "require", missing)
     watched = monitor(report=True)

@@ -22,8 +22,8 @@ from test_audit import audit
 from wandb_file import history, media
 
 from leakwatch.callbacks import LeakageMonitor
-from leakwatch.callbacks.logging import publish_scalars
-from leakwatch.callbacks.summary import scalars_of
+from leakwatch.callbacks._recording.loggers import publish_scalars
+from leakwatch.callbacks._recording.summary import scalars_of
 from leakwatch.reporting import Row
 
 NAMES = ("ant", "bee", "cat")

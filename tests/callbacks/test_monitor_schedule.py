@@ -202,7 +202,7 @@ def test_a_failed_probe_leaves_no_old_value_to_monitor(
             raise ArithmeticError("no luck")
         return evaluate(*args, **keywords)
 
-    from leakwatch.callbacks import probing
+    from leakwatch.callbacks._probing import step as probing
 
     evaluate = probing.evaluate
     monkeypatch.setattr(probing, "evaluate", fails)

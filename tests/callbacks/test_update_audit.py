@@ -16,17 +16,17 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-import leakwatch.callbacks.update_auditing as auditing
+import leakwatch.callbacks._audit.updates as auditing
 from leakwatch.attacks import PixelScale, Start, UpdateReconstruction
 from leakwatch.callbacks import UpdateAudit
 from leakwatch.datamodules import ArrayDataModule, ClientsDataModule
+from leakwatch.derivatives import GradientMap
 from leakwatch.federated import client_updates
-from leakwatch.gradients import GradientMap
 from leakwatch.models import FedAvgModule
 from leakwatch.reporting import RiskLedger, Row
 from leakwatch.scores import score_update
 from leakwatch.status import OK, Status
-from leakwatch.updates import WeightUpdate
+from leakwatch.weight_update import WeightUpdate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",

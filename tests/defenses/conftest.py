@@ -5,7 +5,7 @@ import torch
 from score_problems import CASES, Problem, solved
 
 from leakwatch.defenses import Samples
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 
 
 @pytest.fixture(scope="session")

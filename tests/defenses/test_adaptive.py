@@ -6,7 +6,7 @@ from score_problems import CASES, Case, Problem, solved
 from torch import Tensor
 
 from leakwatch.attacks import PixelScale, SharedGradient, Start
-from leakwatch.attacks.gauss_newton import GaussNewton
+from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.defenses import (
     DPSGD,
     Budget,
@@ -30,8 +30,8 @@ from leakwatch.defenses import (
     observed,
     predicted_errors,
 )
-from leakwatch.gradients import GradientMap
-from leakwatch.jacobian import GradientJacobian
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
 
 
 def maps(size: int) -> list[LinearMap]:

@@ -13,8 +13,8 @@ from leakwatch import score
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.defenses import Mixing, MixUp, Samples, observed
 from leakwatch.defenses.mixing import estimate
-from leakwatch.gradients import GradientMap
-from leakwatch.jacobian import GradientJacobian
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
 
 
 def mixing_of(mixup: MixUp, samples: Samples) -> Mixing:

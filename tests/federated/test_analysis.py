@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch.derivatives.losses import cross_entropy
 from leakwatch.federated import (
     ClientUpdate,
     LocalTraining,
@@ -17,7 +18,6 @@ from leakwatch.federated import (
     segment_similarity,
     train_client,
 )
-from leakwatch.losses import cross_entropy
 
 from .problems import cnn, samples
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from leakwatch import GradientMap
+from leakwatch.derivatives.losses import cross_entropy
 from leakwatch.federated import (
     LocalTraining,
     client_updates,
@@ -21,7 +22,6 @@ from leakwatch.federated import (
     train_client,
 )
 from leakwatch.federated.streams import client_stream
-from leakwatch.losses import cross_entropy
 
 from .problems import CLASSES, cnn, normalised, samples
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch.derivatives.losses import cross_entropy
 from leakwatch.federated import (
     FederatedAveraging,
     LocalTraining,
@@ -19,7 +20,6 @@ from leakwatch.federated import (
     average_updates,
     train_client,
 )
-from leakwatch.losses import cross_entropy
 
 from .problems import cnn, normalised, samples
 

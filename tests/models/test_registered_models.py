@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import ResNet152_Weights, ViT_B_16_Weights
 
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 from leakwatch.models import LitClassifier, build_model, registered_models
 
 

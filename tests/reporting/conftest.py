@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakwatch.reporting.ledger import RiskLedger
-from leakwatch.reporting.rows import Row
+from leakwatch.reporting.ledger.ledger import RiskLedger
+from leakwatch.reporting.ledger.rows import Row
 
 QUANTITIES = {
     "i2f_bayes_psnr": {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from reporting.audits import attacked, scored
 
-from leakwatch.reporting.ledger import RiskLedger
+from leakwatch.reporting.html.report import write_report
+from leakwatch.reporting.ledger.ledger import RiskLedger
+from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.message import GRADIENT, UPDATE, message_from_metadata
-from leakwatch.reporting.report import write_report
-from leakwatch.reporting.rows import Row
 
 
 def words(folder: Path, mismatch: float = 0.05, **metadata: object) -> str:

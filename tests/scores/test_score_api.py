@@ -10,7 +10,7 @@ from score_problems import CASES, Case
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leakwatch.gradients import GradientMap
+from leakwatch.derivatives import GradientMap
 from leakwatch.scores import (
     Evidence,
     Score,
@@ -141,7 +141,7 @@ def test_place_and_group_of_a_sample_make_no_difference(
     options = {"noise_std": 1e-2, "dtype": torch.float64}
     delta = 1e-2 * torch.randn(5, 1510).double()
     whole = score(*small, ALL, delta=delta, **options)
-    monkeypatch.setattr("leakwatch.scores.collection._GROUP_BYTES", 8 * 1510 * 2)
+    monkeypatch.setattr("leakwatch.scores.measure.batches._GROUP_BYTES", 8 * 1510 * 2)
     parts = score(*small, ALL, delta=delta, **options)
     for name in ALL:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-12, atol=0)

@@ -9,8 +9,8 @@ import torch
 from score_problems import CASES, Case
 from torch import Tensor, nn
 
-from leakwatch.gradients import GradientMap
-from leakwatch.layerwise.batches import BatchProducts
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.graph_products.batch_products import BatchProducts
 from leakwatch.scores import ScoreResult, available, score
 
 ALL = available()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from leakwatch.scores import Evidence, Settings, Status, Value, get
-from leakwatch.scores.evidence import Precision
 from leakwatch.scores.i2f import psnr
+from leakwatch.scores.measure.sample_spectrum import Precision
 from leakwatch.scores.result import judged
 from leakwatch.status import STATUS_WORDS
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from leakwatch.spectrum import as_factor, ends, quadrature, trace
-from leakwatch.spectrum.bidiagonal import Bidiagonalisation
-from leakwatch.spectrum.measure import Function, Probe
+from leakwatch.spectrum.golub_kahan import Bidiagonalisation
+from leakwatch.spectrum.spectral_measure import Function, Probe
 
 from .cases import Case, geometric, mixed_batch, network_like, rotated
 from .factors import FACTORS, RecordingFactor, factor

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leakwatch import cross_entropy
 from leakwatch.attacks import GaussNewton
-from leakwatch.studies.trade_off_attack import ProbeAttack
+from leakwatch.studies.trade_offs.attack import ProbeAttack
 
 PIXELS = 6
 FAST = GaussNewton(steps=15, patience=4, prior_mean=torch.full((1, 2, 3), 0.5))

@@ -1,0 +1,1 @@
+"""The second-order attacker: Levenberg–Marquardt on the distance of gradients."""

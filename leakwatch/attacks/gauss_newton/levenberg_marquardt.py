@@ -1,0 +1,238 @@
+"""The Levenberg–Marquardt iteration, for many attacks at once, each on its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leakwatch.attacks.gauss_newton.objective import Objective
+from leakwatch.attacks.gauss_newton.steps import Point, Steps
+
+__all__ = ["Descent", "Found", "Settings"]
+
+Report = Callable[[int, Float[Tensor, " attacks"]], None]
+
+_SMALLEST_DAMPING = 1e-15
+_LARGEST_DAMPING = 1e8
+# Least part of the predicted decrease that a step must bring.
+_POOR = 1e-3
+# A Jacobian of an earlier image is used on while it predicts this well and steps are
+# worth their cost.
+_TRUSTED, _WORTH = (0.7, 1.4), 0.5
+_DOUBTED = 0.5
+# A relative residual that rounding may stop from falling further.
+_CLOSE = 1e-6
+# Relative decreases of φ: below the first an attack is at its minimum; within the
+# patience it must gain the second, or the third where the gradient was noisy.
+_STATIONARY, _GAIN, _NOISY_GAIN = 1e-9, 1e-2, 1e-6
+# Factors of the kinks' width, taken in turn where steps fail.
+_WIDTHS = (1.0, 0.25, 4.0)
+_FAILURES = 4
+# Relative step from which the width is taken at first where noise hides the residual.
+_FIRST_MOVE = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """How to iterate; see :class:`leakwatch.attacks.GaussNewton`."""
+
+    steps: int
+    damping: float
+    smoothing: float
+    widest: float
+    memory: int
+    patience: int
+    tolerance: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Where attacks ended.
+
+    Attributes:
+        p: the best image that each met, pixels, flat; always finite.
+        value: φ there.
+        residual: ‖g − g̃‖/‖g̃‖ there.
+        steps: taken by each.
+        late: those that the clock stopped.
+    """
+
+    p: Float[Tensor, "attacks n"]
+    value: Float[Tensor, " attacks"]
+    residual: Float[Tensor, " attacks"]
+    steps: Int[Tensor, " attacks"]
+    late: Bool[Tensor, " attacks"]
+
+
+@final
+class Descent:
+    """State of all attacks. Nothing that happens to one changes another.
+
+    Args:
+        objective: what is minimised.
+        how: way to find the next images.
+        settings: of the iteration.
+        rows: positions of the attacks in the objective.
+        p: first images, pixels, flat, finite.
+        bounds: of pixels; ``None`` for no box.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        how: Steps,
+        settings: Settings,
+        rows: Int[Tensor, " attacks"],
+        p: Float[Tensor, "attacks n"],
+        bounds: tuple[float, float] | None,
+    ) -> None:
+        self.objective, self.how, self.settings = objective, how, settings
+        self.rows, self.bounds = rows, bounds
+        self.p = p.clone() if bounds is None else p.clamp(*bounds)
+        self.residual = objective.residual(rows, self.p)
+        self.phi = self._value(rows, self.p, self.residual)
+        count = len(rows)
+        memory = settings.memory if objective.kinked else 1
+        self.recent = self.phi.expand(memory, -1).clone()
+        self.best_p, self.best = self.p.clone(), self.phi.clone()
+        self.best_residual = self.residual.norm(dim=1)
+        self.slope = torch.zeros_like(self.p)
+        self.width = torch.zeros_like(self.phi)
+        self.damping = torch.full_like(self.phi, settings.damping)
+        self.growth = torch.full_like(self.phi, 2.0)
+        self.move = torch.full_like(self.phi, _FIRST_MOVE)
+        self.widths = torch.tensor(_WIDTHS).to(self.phi)
+        none = torch.zeros(count, dtype=torch.long, device=p.device)
+        self.failures, self.turn = none.clone(), none.clone()
+        self.improved, self.steps = none.clone(), none.clone()
+        self.moved = torch.ones_like(none, dtype=torch.bool)
+        self.late = torch.zeros_like(self.moved)
+        self.alive = torch.isfinite(self.phi)
+        self.alive &= self.best_residual > settings.tolerance
+
+    def run(
+        self, *, deadline: float | None = None, report: Report | None = None
+    ) -> Found:
+        """Iterates to the end.
+
+        Args:
+            deadline: ``time.perf_counter()`` at which to stop.
+            report: called after each step with its number and the residuals.
+
+        Returns:
+            The best images met.
+        """
+        for step in range(self.settings.steps):
+            a = self.alive.nonzero()[:, 0]
+            if len(a) == 0:
+                break
+            if deadline is not None and time.perf_counter() > deadline:
+                self.late[a] = True
+                break
+            self._step(step, a)
+            if report is not None:
+                report(step + 1, self.best_residual)
+        return Found(self.best_p, self.best, self.best_residual, self.steps, self.late)
+
+    def _step(self, step: int, a: Tensor) -> None:
+        """One step of the attacks at positions a."""
+        self._differentiate(a[self.moved[a]])
+        rows = self.rows[a]
+        trial, predicted = self.how.step(self._at(a), self.damping[a], self.bounds)
+        residual = self.objective.residual(rows, trial)
+        phi = self._value(rows, trial, residual)
+        gain = (self.phi[a] - phi) / predicted.clamp_min(1e-300)
+        gain = torch.where(predicted > 0, gain, -1.0).nan_to_num(-1.0)
+        stale = self.how.stale(rows)
+        good = (phi < self.phi[a]) & (gain > _POOR)
+        accept = good
+        if self.objective.kinked:
+            accept = good | (phi < self.recent[:, a].max(0).values) & (predicted > 0)
+        fell = phi / self.phi[a].clamp_min(1e-300)
+        ended = (predicted <= _STATIONARY * self.phi[a]) & ~stale
+
+        yes = a[accept]
+        length = self.p[yes].norm(dim=1).clamp_min(1e-300)
+        self.move[yes] = (trial[accept] - self.p[yes]).norm(dim=1) / length
+        self.p[yes], self.residual[yes] = trial[accept], residual[accept]
+        self.phi[yes] = phi[accept]
+        self.recent[step % len(self.recent), a] = self.phi[a]
+        self.moved[a] = accept
+        self.steps[a] += 1
+        # A Jacobian of an earlier image is replaced before the damping is blamed.
+        blame = ~(stale & (gain < _DOUBTED))
+        self._damp(a[blame], gain[blame], good[blame])
+        self._widen(a[good], a[~good & ~stale])
+        keep = accept & (gain > _TRUSTED[0]) & (gain < _TRUSTED[1]) & (fell < _WORTH)
+        keep |= ~stale & ~self.moved[a]
+        self.how.renew(rows[~keep])
+        self._remember(step, a, ended)
+
+    def _differentiate(self, new: Tensor) -> None:
+        """Widths of the kinks, then slopes, of attacks that moved."""
+        if len(new) == 0:
+            return
+        rows, p, r = self.rows[new], self.p[new], self.residual[new]
+        if self.objective.kinked:
+            spread = r.norm(dim=1)
+            # With noise the residual stays large; the last step still shrinks.
+            noisy = self.objective.noise[rows] > 0
+            spread = torch.where(noisy, torch.minimum(spread, self.move[new]), spread)
+            spread = self.settings.smoothing * spread * self.widths[self.turn[new]]
+            self.width[new] = spread.clamp_max(self.settings.widest)
+        self.slope[new] = self.objective.slope(rows, p, r, self.width[new])
+
+    def _damp(self, a: Tensor, gain: Tensor, good: Tensor) -> None:
+        """Nielsen's rule: damping falls smoothly with the gain, and rises ever faster.
+
+        At most by 5 at once: greedier choices end in worse minima.
+        """
+        less = (1 - (2 * gain.clamp(-1, 1) - 1) ** 3).clamp_min(0.2)
+        factor = torch.where(good, less, self.growth[a])
+        self.damping[a] = (self.damping[a] * factor).clamp_min(_SMALLEST_DAMPING)
+        self.growth[a] = torch.where(good, 2.0, self.growth[a] * 2)
+
+    def _widen(self, good: Tensor, failed: Tensor) -> None:
+        """Another width of the kinks after several failures in a row."""
+        self.failures[good] = 0
+        self.failures[failed] += 1
+        if self.objective.kinked:
+            again = failed[self.failures[failed] % _FAILURES == 0]
+            self.turn[again] = (self.turn[again] + 1) % len(_WIDTHS)
+            self.moved[again] = True
+
+    def _remember(self, step: int, a: Tensor, ended: Tensor) -> None:
+        """Keeps the best images, and ends attacks that can't improve."""
+        s = self.settings
+        # Noise makes most of φ: a hundredth of it may be all that there is to gain.
+        noisy = self.objective.noise[self.rows[a]] > 0
+        less = torch.where(noisy, 1 - _NOISY_GAIN, 1 - _GAIN)
+        self.improved[a[self.phi[a] < less * self.best[a]]] = step
+        w = a[self.phi[a] < self.best[a]]
+        self.best_p[w], self.best[w] = self.p[w], self.phi[w]
+        self.best_residual[w] = self.residual[w].norm(dim=1)
+        close = self.best_residual[a] < _CLOSE
+        patience = torch.where(close, max(2, s.patience // 4), s.patience)
+        done = ended | (self.best_residual[a] <= s.tolerance)
+        done |= self.damping[a] > _LARGEST_DAMPING
+        done |= step - self.improved[a] > patience
+        self.alive[a[done]] = False
+        self.how.forget(self.rows[a[done]])
+
+    def _at(self, a: Tensor) -> Point:
+        return Point(
+            self.rows[a], self.p[a], self.residual[a], self.slope[a], self.width[a]
+        )
+
+    def _value(self, rows: Tensor, p: Tensor, residual: Tensor) -> Tensor:
+        phi = self.objective.value(rows, p, residual)
+        return torch.where(torch.isfinite(phi), phi, math.inf)

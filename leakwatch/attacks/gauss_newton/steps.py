@@ -1,0 +1,258 @@
+"""One Levenberg–Marquardt step of each attack: where the damped model is least."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leakwatch.attacks.gauss_newton.linear import conjugate_gradients
+from leakwatch.attacks.gauss_newton.objective import Objective
+from leakwatch.attacks.gauss_newton.subproblems import minimum_in_box
+
+__all__ = ["DenseSteps", "MatrixFreeSteps", "Point", "Steps"]
+
+_PROBES = 2
+_FACES = 2
+_SHORTENINGS = 4
+
+
+@final
+class Point:
+    """Where attacks are, and what is known there; one row each.
+
+    Attributes:
+        rows: positions in the objective.
+        p: images, pixels, flat.
+        residual: (g − g̃)/‖g̃‖.
+        slope: ∇φ.
+        width: τ of the kinks.
+    """
+
+    def __init__(
+        self,
+        rows: Int[Tensor, " rows"],
+        p: Float[Tensor, "rows n"],
+        residual: Float[Tensor, "rows d_theta"],
+        slope: Float[Tensor, "rows n"],
+        width: Float[Tensor, " rows"],
+    ) -> None:
+        self.rows, self.p, self.residual = rows, p, residual
+        self.slope, self.width = slope, width
+
+    def select(self, which: Tensor) -> Point:
+        """Some of the rows."""
+        return Point(
+            self.rows[which],
+            self.p[which],
+            self.residual[which],
+            self.slope[which],
+            self.width[which],
+        )
+
+
+class Steps(Protocol):
+    """A way to find the next images."""
+
+    def renew(self, rows: Int[Tensor, " rows"]) -> None:
+        """Forgets what belongs to an image, of attacks that move on."""
+
+    def forget(self, rows: Int[Tensor, " rows"]) -> None:
+        """Frees memory of attacks that ended."""
+
+    def step(
+        self,
+        at: Point,
+        damping: Float[Tensor, " rows"],
+        bounds: tuple[float, float] | None,
+    ) -> tuple[Float[Tensor, "rows n"], Float[Tensor, " rows"]]:
+        """The next images and the decrease of φ that the model predicts.
+
+        Args:
+            at: where the attacks are.
+            damping: relative to the mean diagonal of H.
+            bounds: of pixels, ``None`` for no box.
+        """
+
+    def stale(self, rows: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
+        """Whether the last step used a Jacobian of an earlier image."""
+
+
+@final
+class DenseSteps:
+    """From H as a matrix, one attack after the other; kept until it fails.
+
+    With exact arithmetic for the slope an H of an earlier image still gives a descent
+    direction (Shamanskii 1967): steps after the first cost one vjp and a factorisation.
+    """
+
+    def __init__(self, objective: Objective, deadline: float | None = None) -> None:
+        self.objective, self.deadline = objective, deadline
+        self._grams: dict[int, Tensor] = {}
+        self._age: dict[int, int] = {}
+        self.formed = 0
+
+    def renew(self, rows: Tensor) -> None:
+        """Forgets H of these attacks."""
+        for row in rows.tolist():
+            self._grams.pop(row, None)
+
+    def stale(self, rows: Tensor) -> Tensor:
+        """Whether H was formed before the last step."""
+        ages = [self._age.get(row, 0) > 0 for row in rows.tolist()]
+        return torch.tensor(ages, device=rows.device)
+
+    def forget(self, rows: Tensor) -> None:
+        """Frees memory of attacks that ended."""
+        for row in rows.tolist():
+            self._grams.pop(row, None)
+
+    def step(
+        self, at: Point, damping: Tensor, bounds: tuple[float, float] | None
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Steps`."""
+        o = self.objective
+        trial, predicted = at.p.clone(), torch.zeros_like(damping)
+        for i, row in enumerate(at.rows.tolist()):
+            self._age[row] = self._age.get(row, 0) + 1
+            if self.deadline is not None and time.perf_counter() > self.deadline:
+                break
+            if row not in self._grams:
+                h = o.gram(row, at.p[i], at.width[i])
+                h.diagonal().add_(o.weight[row])
+                self._grams[row], self._age[row] = h, 0
+                self.formed += 1
+            h = self._grams[row]
+            if not bool(torch.isfinite(h).all()):
+                continue
+            m = h.clone()
+            m.diagonal().add_(damping[i] * h.diagonal().mean())
+            b = at.slope[i]
+            delta = minimum_in_box(m, b, *_room(at.p[i], bounds))
+            trial[i] += delta
+            predicted[i] = -(b @ delta + 0.5 * delta @ (h @ delta))
+        return _boxed(trial, bounds), predicted
+
+
+@final
+class MatrixFreeSteps:
+    """By conjugate gradients on batched products, one face of the box after the other.
+
+    Where a step leaves the box it is bent back, and a second round of conjugate
+    gradients moves the pixels that are still free (Moré & Toraldo 1991).
+    """
+
+    def __init__(self, objective: Objective, products: int, forcing: float) -> None:
+        self.objective, self.products, self.forcing = objective, products, forcing
+        self._diagonal: dict[int, float] = {}
+
+    def renew(self, rows: Tensor) -> None:
+        """Forgets the diagonals."""
+        for row in rows.tolist():
+            self._diagonal.pop(row, None)
+
+    def stale(self, rows: Tensor) -> Tensor:
+        """Never: products are always with the present J."""
+        return torch.zeros_like(rows, dtype=torch.bool)
+
+    def forget(self, rows: Tensor) -> None:
+        """Nothing is kept that takes memory."""
+
+    def step(
+        self, at: Point, damping: Tensor, bounds: tuple[float, float] | None
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Steps`."""
+        o = self.objective
+        damp = damping * self.mean_diagonal(at)
+        shift = damp + o.weight[at.rows]
+        trial, linear, b = at.p.clone(), at.residual.clone(), at.slope.clone()
+        start = o.value(at.rows, at.p, at.residual)
+        model = torch.zeros_like(start)
+        go = torch.arange(len(at.rows), device=at.p.device)
+        for _ in range(_FACES):
+            part = at.select(go)
+            delta = self._solve(part, b[go], shift[go], _free(trial[go], b[go], bounds))
+            bent = torch.zeros_like(go, dtype=torch.bool)
+            left, length = torch.arange(len(go), device=go.device), 1.0
+            for _ in range(_SHORTENINGS):
+                k = go[left]
+                want = trial[k] + length * delta[left]
+                new = _boxed(want, bounds)
+                some = at.select(k)
+                lin = linear[k] + o.push(some.rows, some.p, new - trial[k], some.width)
+                away = (new - some.p).square().sum(1)
+                m = o.value(some.rows, new, lin) - start[k] + 0.5 * damp[k] * away
+                ok = m < model[k]
+                y = k[ok]
+                bent[left[ok]] = ((want != new).any(1) | (length < 1))[ok]
+                trial[y], linear[y], model[y] = new[ok], lin[ok], m[ok]
+                left = left[~ok]
+                if len(left) == 0:
+                    break
+                length *= 0.3
+            go = go[bent]
+            if len(go) == 0:
+                break
+            part = at.select(go)
+            b[go] = (
+                o.pull(part.rows, part.p, linear[go], part.width)
+                + o.weight[part.rows, None] * (trial[go] - o.centre)
+                + damp[go, None] * (trial[go] - part.p)
+            )
+        return trial, start - o.value(at.rows, trial, linear)
+
+    def _solve(self, at: Point, b: Tensor, shift: Tensor, free: Tensor) -> Tensor:
+        o = self.objective
+
+        def product(which: Tensor, v: Tensor) -> Tensor:
+            some = at.select(which)
+            u = o.push(some.rows, some.p, v, some.width)
+            return o.pull(some.rows, some.p, u, some.width)
+
+        tolerance = at.residual.norm(dim=1).sqrt() * self.forcing
+        tolerance = tolerance.clamp(1e-6, self.forcing)
+        return conjugate_gradients(
+            product, -b, shift, free, tolerance=tolerance, most=self.products
+        )[0]
+
+    def mean_diagonal(self, at: Point) -> Float[Tensor, " rows"]:
+        """Of H, by Hutchinson's estimate with the same probes for all."""
+        unknown = [i for i, r in enumerate(at.rows.tolist()) if r not in self._diagonal]
+        if unknown:
+            part = at.select(torch.tensor(unknown, device=at.p.device))
+            generator = torch.Generator().manual_seed(0)
+            total = part.p.new_zeros(len(unknown))
+            for _ in range(_PROBES):
+                v = torch.randint(0, 2, at.p.shape[1:], generator=generator)
+                v = (2.0 * v - 1.0).to(at.p).expand_as(part.p)
+                image = self.objective.push(part.rows, part.p, v, part.width)
+                total += image.square().sum(1) / (_PROBES * at.p.shape[1])
+            self._diagonal |= dict(zip(part.rows.tolist(), total.tolist(), strict=True))
+        return at.p.new_tensor(
+            [max(self._diagonal[r], 1e-300) for r in at.rows.tolist()]
+        )
+
+
+def _boxed(p: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    return p if bounds is None else p.clamp(*bounds)
+
+
+def _room(p: Tensor, bounds: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
+    """How far each pixel may move down and up."""
+    if bounds is None:
+        far = torch.full_like(p, torch.inf)
+        return -far, far
+    return (bounds[0] - p).clamp_max(0), (bounds[1] - p).clamp_min(0)
+
+
+def _free(p: Tensor, slope: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """Pixels that are not pressed against the box (Bertsekas 1982)."""
+    if bounds is None:
+        return torch.ones_like(p, dtype=torch.bool)
+    tiny = 1e-9 * (bounds[1] - bounds[0])
+    return ~(
+        (p <= bounds[0] + tiny) & (slope > 0) | (p >= bounds[1] - tiny) & (slope < 0)
+    )

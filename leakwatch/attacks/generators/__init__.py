@@ -1,0 +1,1 @@
+"""Attacks that search the inputs and weights of a generator instead of pixels."""

@@ -1,0 +1,180 @@
+"""CI-Net: an untrained, over-parameterised generator as the search space.
+
+Zhang et al., "Generative Gradient Inversion via Over-Parameterized Networks in
+Federated Learning" (ICCV 2023). The paper's text and its code differ; what follows
+which is said with each argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from leakwatch.attacks.base import Progress
+from leakwatch.attacks.generators.base import (
+    Plan,
+    changed,
+    check_start,
+    labels_of,
+    reconstruction,
+)
+from leakwatch.attacks.generators.ci_generator import (
+    CINet,
+    choose_width,
+    enclosing_side,
+)
+from leakwatch.attacks.generators.search import Phase, search
+from leakwatch.attacks.generators.search_space import OutputScale, Weights
+from leakwatch.attacks.matching import distances
+from leakwatch.attacks.matching.objective import MatchingProblem
+from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.result import Reconstruction
+from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks.start import Start, stream
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+
+__all__ = ["CINetAttack"]
+
+
+@final
+@dataclass(frozen=True)
+class CINetAttack:
+    """Searches the parameters of a CI-Net, from random ones, for a fixed latent.
+
+    Each image of a gradient has a latent of its own, N(0, 1); the generator is shared
+    by them, its BatchNorm in train mode. Adam takes the *sign* of the parameters'
+    gradients, without decay. The best images by matching distance are returned.
+
+    Args:
+        steps: of Adam; 2,000 in the CIFAR-10 notebook, 150,000 in the paper for 256
+            images.
+        lr: learning rate.
+        distance: ``"cosine"`` as in the code; the paper's Algorithm 1 writes a norm
+            of the difference: ``"l1"`` or ``"l2"``.
+        width: hidden channels, or the rule by which to choose them, see
+            :func:`leakwatch.attacks.generators.ci_generator.choose_width`.
+        signed: see above.
+        tv: weight of total variation; the code has none.
+        latent: length of the latent vectors.
+
+    The generator's tanh is mapped to the range of pixels; the authors' code compares
+    (−1, 1) with pixels in [0, 1] as it is. Without a known range its output is not
+    bounded. Other sizes than 4 · 2^k are cropped from the next larger one.
+
+    Raises:
+        ValueError: for values out of range, here or in ``run``.
+    """
+
+    only_normal_start: ClassVar[bool] = True
+    steps: int = 2000
+    lr: float = 1e-3
+    distance: str = "cosine"
+    width: int | Literal["paper", "code"] = "paper"
+    signed: bool = True
+    tv: float = 0.0
+    latent: int = 128
+
+    def __post_init__(self) -> None:
+        self._phase()
+        distances.get(self.distance)
+        if isinstance(self.width, int) and self.width < 1:
+            raise ValueError(f"width must be positive, got {self.width}.")
+        if self.latent < 1:
+            raise ValueError(f"latent must be positive, got {self.latent}.")
+
+    @property
+    def name(self) -> str:
+        """``"ci-net"``."""
+        return "ci-net"
+
+    def run(
+        self,
+        gradients: GradientMap,
+        shared: SharedGradient,
+        *,
+        pixels: PixelScale,
+        start: Start,
+        seed: int,
+        restarts: int,
+        time_limit: float | None = None,
+        progress: Progress | None = None,
+        initial: Float[Tensor, "restarts targets images *sample"] | None = None,
+    ) -> Reconstruction:
+        """Attacks all targets; see :class:`leakwatch.attacks.base.Attack`.
+
+        Raises:
+            ValueError: for samples that are not images, or another start than normal.
+        """
+        check_start(start, self.name, initial)
+        if len(shared.sample_shape) != 3:
+            raise ValueError(
+                f"CI-Net makes images (channels, height, width), the network takes "
+                f"samples of shape {shared.sample_shape}."
+            )
+        plan = Plan(shared, restarts, self.steps, time_limit, progress)
+        labels, doubts = labels_of(shared, gradients)
+        problem = MatchingProblem(gradients, shared, self.distance)
+        with problem.opened() as matcher:
+            candidates = self._candidates(gradients, plan, pixels, seed)
+            found = search(
+                matcher,
+                candidates,
+                labels.repeat(restarts, 1),
+                plan.targets,
+                self._phase(),
+                deadline=plan.deadline,
+                tick=plan.tick(),
+            )
+        return reconstruction(
+            plan, gradients, pixels, found, labels, doubts, self.name, self.distance
+        )
+
+    def changed(self, **fields: object) -> CINetAttack:
+        """The same attack with other settings.
+
+        Raises:
+            ValueError: for a field that there isn't.
+        """
+        return changed(self, fields)
+
+    def _phase(self) -> Phase:
+        return Phase(self.steps, self.lr, signed=self.signed, tv=self.tv)
+
+    def _candidates(
+        self, gradients: GradientMap, plan: Plan, pixels: PixelScale, seed: int
+    ) -> Weights:
+        shared = plan.shared
+        channels, height, width = shared.sample_shape
+        side = enclosing_side(max(height, width))
+        hidden = self.width
+        if not isinstance(hidden, int):
+            hidden = choose_width(
+                hidden,
+                shared_parameters=gradients.size,
+                images=shared.images,
+                channels=channels,
+                side=side,
+                latent=self.latent,
+            )
+        generators, latents = [], []
+        for place in plan.places:
+            draws = stream(seed, *place)
+            latents.append(torch.randn(shared.images, self.latent, generator=draws))
+            with isolated_rng(draws.initial_seed()):
+                generators.append(
+                    CINet(channels, side, hidden, self.latent, pixels.boxed)
+                )
+        device = next(gradients.module.parameters()).device
+        return Weights(
+            generators,
+            torch.stack(latents).to(device, gradients.dtype),
+            OutputScale(
+                (-1.0, 1.0) if pixels.boxed else None, pixels, shared.sample_shape
+            ),
+            train=True,
+        )

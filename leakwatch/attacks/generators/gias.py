@@ -1,0 +1,294 @@
+"""A generator of the user's as the search space: GIAS, and without training GION.
+
+Jeon et al., "Gradient Inversion with Generative Image Prior" (NeurIPS 2021).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from leakwatch.attacks.base import Progress
+from leakwatch.attacks.generators.base import (
+    Plan,
+    changed,
+    check_start,
+    labels_of,
+    reconstruction,
+)
+from leakwatch.attacks.generators.search import Found, Phase, search
+from leakwatch.attacks.generators.search_space import Latents, OutputScale, Weights
+from leakwatch.attacks.matching import distances
+from leakwatch.attacks.matching.objective import Matcher, MatchingProblem
+from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.result import Reconstruction
+from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks.start import Start, stream
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.derivatives.safe_ops.substitutes import Substitutes
+
+__all__ = ["GIASAttack"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GIASAttack:
+    """Searches a generator's latents first, then its parameters.
+
+    Phase 1: Adam on the latents, N(0, 1) at first, the generator fixed; the best
+    restart by matching distance goes on. Phase 2: latents fixed, each image gets its
+    own copy of the generator, and Adam moves the copies' parameters: this is how
+    images are reached that the generator can't make. Both with the step decay of
+    Geiping et al. 2020.
+
+    With ``pretrained=False`` (the authors' GION, for when no images of the kind are to
+    be had) there is no first phase: every restart searches the parameters of freshly
+    initialised generators for random latents, and the generator's structure is all
+    that is known of images.
+
+    Args:
+        generator: takes ``(batch, *latent_shape)``, returns ``(batch, *sample)``; runs
+            in eval mode. It is not changed.
+        latent_shape: of one latent, such as ``(100,)`` or ``(100, 1, 1)``.
+        output_range: what the generator's darkest and brightest output stands for:
+            (−1, 1) for tanh, (0, 1) for sigmoid; ``None``: it puts out network inputs.
+        latent_steps: of phase 1; 1,000 in the authors' FFHQ script with a DCGAN.
+        latent_lr: of phase 1; 0.1 for a DCGAN, 0.03 for a StyleGAN2.
+        weight_steps: of phase 2; 5,000 in the scripts; 0 for none.
+        weight_lr: of phase 2.
+        distance: of gradients.
+        tv: weight of total variation.
+        pretrained: whether the generator's parameters mean anything.
+
+    Raises:
+        TypeError: if ``generator`` is not a module.
+        ValueError: for values out of range, no phase at all, or, without pretraining,
+            a generator with parameters that can't be initialised anew.
+    """
+
+    only_normal_start: ClassVar[bool] = True
+    generator: nn.Module
+    latent_shape: Sequence[int]
+    output_range: tuple[float, float] | None = (-1.0, 1.0)
+    latent_steps: int = 1000
+    latent_lr: float = 0.1
+    weight_steps: int = 5000
+    weight_lr: float = 1e-3
+    distance: str = "cosine"
+    tv: float = 1e-6
+    pretrained: bool = True
+
+    def __post_init__(self) -> None:
+        given: object = self.generator
+        if not isinstance(given, nn.Module):
+            raise TypeError(
+                f"generator must be a torch.nn.Module, got a {type(given).__name__}."
+            )
+        shape: object = self.latent_shape
+        if not isinstance(shape, Sequence):
+            raise TypeError(
+                f"latent_shape must be the shape of one latent, such as (100,), got "
+                f"{shape!r}."
+            )
+        ends = self.output_range
+        if ends is not None and not ends[0] < ends[1]:
+            raise ValueError(
+                f"output_range must be (darkest, brightest), such as (-1.0, 1.0), or "
+                f"None, got {self.output_range!r}."
+            )
+        distances.get(self.distance)
+        for name, steps in (
+            ("latent_steps", self.latent_steps),
+            ("weight_steps", self.weight_steps),
+        ):
+            if steps < 0:
+                raise ValueError(f"{name} must be at least 0, got {steps}.")
+        if self._steps == 0:
+            raise ValueError(
+                "there is nothing to search: give latent_steps or weight_steps, and "
+                "weight_steps without pretraining."
+            )
+        for steps, lr in (
+            (self.latent_steps, self.latent_lr),
+            (self.weight_steps, self.weight_lr),
+        ):
+            self._phase(max(1, steps), lr)
+        if not self.pretrained:
+            _fresh(self.generator, 0)
+
+    @property
+    def name(self) -> str:
+        """``"gias"``, or ``"gion"`` without pretraining."""
+        return "gias" if self.pretrained else "gion"
+
+    @property
+    def _steps(self) -> int:
+        return self.weight_steps + (self.latent_steps if self.pretrained else 0)
+
+    def run(
+        self,
+        gradients: GradientMap,
+        shared: SharedGradient,
+        *,
+        pixels: PixelScale,
+        start: Start,
+        seed: int,
+        restarts: int,
+        time_limit: float | None = None,
+        progress: Progress | None = None,
+        initial: Float[Tensor, "restarts targets images *sample"] | None = None,
+    ) -> Reconstruction:
+        """Attacks all targets; see :class:`leakwatch.attacks.base.Attack`.
+
+        Raises:
+            ValueError: for another start than normal, an ``output_range`` without a
+                known range of pixels, or a generator of samples of another shape.
+        """
+        check_start(start, self.name, initial)
+        plan = Plan(shared, restarts, self._steps, time_limit, progress)
+        scale = OutputScale(self.output_range, pixels, shared.sample_shape)
+        labels, doubts = labels_of(shared, gradients)
+        device = next(gradients.module.parameters()).device
+        latents = torch.stack(
+            [
+                torch.randn(
+                    shared.images, *self.latent_shape, generator=stream(seed, *place)
+                )
+                for place in plan.places
+            ]
+        ).to(device, gradients.dtype)
+        problem = MatchingProblem(gradients, shared, self.distance)
+        with problem.opened() as matcher, Substitutes():
+            if self.pretrained:
+                found = self._pretrained(matcher, plan, latents, labels, scale)
+            else:
+                fresh = [
+                    _fresh(self.generator, stream(seed, *place, 1).initial_seed())
+                    for place in plan.places
+                ]
+                found = self._weights(
+                    matcher, plan, fresh, latents, labels, plan.targets, scale, 0
+                )
+        return reconstruction(
+            plan, gradients, pixels, found, labels, doubts, self.name, self.distance
+        )
+
+    def changed(self, **fields: object) -> GIASAttack:
+        """The same attack with other settings.
+
+        Raises:
+            ValueError: for a field that there isn't.
+        """
+        return changed(self, fields)
+
+    def _pretrained(
+        self,
+        matcher: Matcher,
+        plan: Plan,
+        latents: Tensor,
+        labels: Tensor,
+        scale: OutputScale,
+    ) -> Found:
+        steps = self.latent_steps
+        first = search(
+            matcher,
+            Latents(self.generator, latents, scale),
+            labels.repeat(plan.restarts, 1),
+            plan.targets,
+            # Without a first phase this only judges the random latents.
+            self._phase(max(1, steps), self.latent_lr),
+            deadline=plan.deadline if steps else -math.inf,
+            tick=plan.tick() if steps else None,
+        )
+        if self.weight_steps == 0 or (steps and first.stopped):
+            return first
+        targets = plan.shared.targets
+        best = first.loss.view(plan.restarts, targets).argmin(0)
+        at = best * targets + torch.arange(targets, device=best.device)
+        second = self._weights(
+            matcher,
+            plan,
+            [self.generator] * targets,
+            first.parameters[0][at],
+            labels,
+            torch.arange(targets),
+            scale,
+            steps,
+        )
+        return _continued(first, second, at)
+
+    def _weights(
+        self,
+        matcher: Matcher,
+        plan: Plan,
+        generators: list[nn.Module],
+        latents: Tensor,
+        labels: Tensor,
+        targets: Tensor,
+        scale: OutputScale,
+        before: int,
+    ) -> Found:
+        images = latents.shape[1]
+        each = [g for generator in generators for g in [generator] * images]
+        return search(
+            matcher,
+            Weights(each, latents, scale),
+            labels.repeat(len(latents) // len(labels), 1),
+            targets,
+            self._phase(self.weight_steps, self.weight_lr),
+            deadline=plan.deadline,
+            tick=plan.tick(before),
+        )
+
+    def _phase(self, steps: int, lr: float) -> Phase:
+        return Phase(steps, lr, decay=True, tv=self.tv)
+
+
+def _continued(first: Found, second: Found, at: Tensor) -> Found:
+    """The first phase, with what the second made of the attacks ``at``."""
+    better = second.loss < first.loss[at]
+    places = at[better]
+    first.images[places] = second.images[better]
+    first.loss[places] = second.loss[better]
+    first.steps[at] += second.steps
+    broken = list(first.broken)
+    for place, gave_up in zip(at.tolist(), second.broken, strict=True):
+        broken[place] = broken[place] or gave_up
+    # The attacks that ended with the first phase stay where they were.
+    later = first.history[-1].repeat(len(second.history), 1)
+    later[:, at] = second.history
+    return replace(
+        first,
+        stopped=second.stopped,
+        broken=tuple(broken),
+        history=torch.cat([first.history, later]),
+    )
+
+
+def _fresh(generator: nn.Module, seed: int) -> nn.Module:
+    """A copy whose parameters are drawn anew, as its layers draw them.
+
+    Raises:
+        ValueError: if a layer with parameters of its own can't do that.
+    """
+    module = copy.deepcopy(generator)
+    with isolated_rng(seed):
+        for name, part in module.named_modules():
+            reset = getattr(part, "reset_parameters", None)
+            if callable(reset):
+                reset()
+            elif any(True for _ in part.parameters(recurse=False)):
+                raise ValueError(
+                    f"pretrained=False needs layers that can be initialised anew, but "
+                    f"{name or type(part).__name__} ({type(part).__name__}) has "
+                    f"parameters and no reset_parameters()."
+                )
+    return module

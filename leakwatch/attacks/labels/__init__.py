@@ -1,0 +1,1 @@
+"""Labels read off a shared gradient, exactly where that is possible."""

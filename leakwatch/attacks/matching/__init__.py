@@ -1,0 +1,1 @@
+"""The distance between two gradients, and its derivative in the images."""

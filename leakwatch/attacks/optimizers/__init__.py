@@ -1,0 +1,1 @@
+"""First-order descent on pixels: optimisers, their state, the loop over steps."""

@@ -1,0 +1,255 @@
+"""Optimisers of many independent attacks: all state is per attack, one row each.
+
+Each step takes the objective and its gradient at the current points and gives the next
+points. Nothing is averaged, clipped or normalised over attacks, so that no attack's
+path depends on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leakwatch.attacks.optimizers.lbfgs import LBFGS
+
+__all__ = [
+    "LBFGS",
+    "Adam",
+    "Momentum",
+    "Optimizer",
+    "OptimizerName",
+    "Schedule",
+    "ScheduleName",
+    "make_optimizer",
+    "schedule",
+]
+
+OptimizerName: TypeAlias = Literal["adam", "sgd", "lbfgs"]
+ScheduleName: TypeAlias = Literal["constant", "step", "cosine"]
+Schedule: TypeAlias = Callable[[int, int], float]
+
+
+class Optimizer(Protocol):
+    """Moves the points of many attacks.
+
+    Attributes:
+        survives: whether points where the objective is not finite are no trouble.
+    """
+
+    survives: bool
+
+    def step(
+        self,
+        z: Float[Tensor, "attacks n"],
+        value: Float[Tensor, " attacks"],
+        gradient: Float[Tensor, "attacks n"],
+        lr: Float[Tensor, " attacks"],
+    ) -> Float[Tensor, "attacks n"]:
+        """The next points.
+
+        Args:
+            z: points, which may be changed in place.
+            value: objective there.
+            gradient: its derivative, which may be changed in place.
+            lr: step size of each attack.
+        """
+
+    def stalled(self) -> Bool[Tensor, " attacks"] | None:
+        """Attacks that can't move any more, ``None`` if that can't be told."""
+
+    def select(self, rows: Int[Tensor, " some"]) -> None:
+        """Forgets all other attacks."""
+
+    def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
+        """Begins anew for these attacks."""
+
+
+@final
+class Adam:
+    """Adam (Kingma & Ba, ICLR 2015), with a step count for each attack.
+
+    Args:
+        like: the points of all attacks.
+        betas: decay of the two moments.
+        eps: added to the root of the second moment.
+        signed: whether gradients are replaced by their signs before (Geiping et al.
+            2020, code).
+    """
+
+    survives = False
+
+    def __init__(
+        self,
+        like: Float[Tensor, "attacks n"],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        signed: bool = False,
+    ) -> None:
+        self._first = torch.zeros_like(like)
+        self._second = torch.zeros_like(like)
+        self._count = like.new_zeros(len(like), 1, dtype=torch.float64)
+        self._betas = betas
+        self._eps = eps
+        self._signed = signed
+
+    def step(
+        self, z: Tensor, value: Tensor, gradient: Tensor, lr: Tensor
+    ) -> Float[Tensor, "attacks n"]:
+        """See :class:`Optimizer`."""
+        if self._signed:
+            gradient = gradient.sign_()
+        b1, b2 = self._betas
+        self._count += 1
+        self._first.lerp_(gradient, 1 - b1)
+        self._second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        size = lr.double()[:, None] / (1 - b1**self._count)
+        root = (1 - b2**self._count).sqrt()
+        # lr · m̂ / (√v̂ + ε) with the corrections moved onto one number per attack.
+        denominator = self._second.sqrt().add_((self._eps * root).to(z))
+        move = self._first * (-size * root).to(z)
+        return z.addcdiv_(move, denominator)
+
+    def stalled(self) -> Bool[Tensor, " attacks"] | None:
+        """See :class:`Optimizer`."""
+        return None
+
+    def select(self, rows: Int[Tensor, " some"]) -> None:
+        """See :class:`Optimizer`."""
+        self._first = self._first[rows]
+        self._second = self._second[rows]
+        self._count = self._count[rows]
+
+    def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
+        """See :class:`Optimizer`."""
+        for t in (self._first, self._second, self._count):
+            # Not a product with 0: what is reset may hold NaN.
+            t.masked_fill_(rows[:, None], 0.0)
+
+
+@final
+class Momentum:
+    """Gradient descent with heavy-ball momentum, as ``torch.optim.SGD``.
+
+    Args:
+        like: the points of all attacks.
+        momentum: decay of the velocity; 0 for plain gradient descent.
+        signed: whether gradients are replaced by their signs before.
+    """
+
+    survives = False
+
+    def __init__(
+        self,
+        like: Float[Tensor, "attacks n"],
+        momentum: float = 0.9,
+        signed: bool = False,
+    ) -> None:
+        self._velocity = torch.zeros_like(like)
+        self._momentum = momentum
+        self._signed = signed
+
+    def step(
+        self, z: Tensor, value: Tensor, gradient: Tensor, lr: Tensor
+    ) -> Float[Tensor, "attacks n"]:
+        """See :class:`Optimizer`."""
+        if self._signed:
+            gradient = gradient.sign_()
+        self._velocity.mul_(self._momentum).add_(gradient)
+        return z.addcmul_(self._velocity, -lr[:, None])
+
+    def stalled(self) -> Bool[Tensor, " attacks"] | None:
+        """See :class:`Optimizer`."""
+        return None
+
+    def select(self, rows: Int[Tensor, " some"]) -> None:
+        """See :class:`Optimizer`."""
+        self._velocity = self._velocity[rows]
+
+    def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
+        """See :class:`Optimizer`."""
+        self._velocity.masked_fill_(rows[:, None], 0.0)
+
+
+def make_optimizer(
+    name: OptimizerName,
+    like: Float[Tensor, "attacks n"],
+    *,
+    momentum: float = 0.9,
+    signed: bool = False,
+) -> Optimizer:
+    """An optimiser by name.
+
+    Args:
+        name: ``"adam"``, ``"sgd"`` or ``"lbfgs"``.
+        like: the points of all attacks.
+        momentum: of ``"sgd"``.
+        signed: see :class:`Adam`.
+
+    Returns:
+        The optimiser.
+
+    Raises:
+        ValueError: for an unknown name, or signed L-BFGS.
+    """
+    if name == "adam":
+        return Adam(like, signed=signed)
+    if name == "sgd":
+        return Momentum(like, momentum, signed=signed)
+    if name == "lbfgs":
+        if signed:
+            raise ValueError(
+                "L-BFGS builds on differences of gradients, so it can't take their "
+                "signs; use optimizer='adam' or signed=False."
+            )
+        return LBFGS(like)
+    raise ValueError(f"unknown optimizer {name!r}; choose from adam, sgd, lbfgs.")
+
+
+def schedule(name: ScheduleName) -> Schedule:
+    """The factor on the step size as a function of step and planned steps.
+
+    Args:
+        name: ``"constant"``; ``"step"``: ×0.1 after 3/8, 5/8 and 7/8 (Geiping et al.
+            2020, code); ``"cosine"``: 50 steps of linear warm-up, then half a cosine
+            to zero (Yin et al. 2021).
+
+    Returns:
+        ``factor(step, steps)``.
+
+    Raises:
+        ValueError: for another name.
+
+    Example:
+        >>> [round(schedule("step")(i, 8), 3) for i in range(8)]
+        [1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.001]
+    """
+    if name not in _SCHEDULES:
+        raise ValueError(
+            f"unknown schedule {name!r}; choose from {', '.join(_SCHEDULES)}."
+        )
+    return _SCHEDULES[name]
+
+
+def _constant(step: int, steps: int) -> float:
+    return 1.0
+
+
+def _step(step: int, steps: int) -> float:
+    return float(0.1 ** sum(8 * step >= k * steps for k in (3, 5, 7)))
+
+
+def _cosine(step: int, steps: int) -> float:
+    warm = min(1.0, (step + 1) / 50)
+    return warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps))))
+
+
+_SCHEDULES: dict[str, Schedule] = {
+    "constant": _constant,
+    "step": _step,
+    "cosine": _cosine,
+}

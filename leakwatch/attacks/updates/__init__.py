@@ -1,0 +1,1 @@
+"""Attacks on weight updates after many local steps: SME and simulation."""

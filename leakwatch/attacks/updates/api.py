@@ -1,0 +1,144 @@
+"""An attack on weight updates in one call."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from leakwatch.attacks.base import Progress
+from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.progress import ProgressLine
+from leakwatch.attacks.start import Start, StartKind
+from leakwatch.attacks.update_result import UpdateReconstruction
+from leakwatch.attacks.updates import presets
+from leakwatch.attacks.updates.presets import UpdateAttack
+from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.weight_update import WeightUpdate
+
+__all__ = ["attack_update"]
+
+
+def attack_update(
+    module: nn.Module,
+    update: WeightUpdate,
+    preset: str | UpdateAttack = "sme",
+    *,
+    start: StartKind | Start | None = None,
+    steps: int | None = None,
+    restarts: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    data_range: float | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    criterion: Criterion | None = None,
+    parameters: ParameterFilter | None = None,
+    time_limit: float | None = None,
+    progress: bool | Progress = False,
+    **overrides: object,
+) -> UpdateReconstruction:
+    """Rebuilds clients' samples from the weights that they sent back.
+
+    All clients and restarts are attacked at once, each with its own α, optimiser and
+    random stream: what else is attacked beside a client changes nothing for it.
+
+    Args:
+        module: the network, whose own weights are not looked at; in evaluation mode,
+            whatever mode it is in. ``forward(x)`` gives logits, unless ``criterion``
+            says otherwise.
+        update: the weights before and after, and what else the server knows. Labels may
+            stand in any order; unknown ones are counted in the update of the last
+            layer where the local training is known.
+        preset: ``"sme"``, ``"ig-update"``, ``"dlfa"``, or an attack object.
+        start: ``"normal"``, ``"uniform"``, ``"zeros"``, or a :class:`Start`. Default:
+            the preset's.
+        steps: evaluations per attack. Default: as published.
+        restarts: tries per client. Default: the preset's.
+        mean: per channel mean of the normalisation of the network's inputs.
+        std: per channel standard deviation of it. With both, images are kept in pixel
+            range [0, 1].
+        data_range: largest pixel value, the smallest being 0; with it images are kept
+            in that range. Without it and without mean and std there is no box.
+        seed: of the starts.
+        dtype: arithmetic. Weights are differences of close numbers: share them in
+            float64 where you can.
+        criterion: ``criterion(module, x, y)`` → one loss per sample; clients train on
+            the mean over a batch.
+        parameters: which of them are trained and shared, see
+            :class:`leakwatch.derivatives.GradientMap`. Default: all that are trained.
+        time_limit: seconds for the attack's steps.
+        progress: ``True`` for a line on stderr, or a callable, see
+            :data:`leakwatch.attacks.base.Progress`.
+        overrides: other settings of the preset, such as ``lr``, ``tv``, ``alpha``; see
+            :class:`leakwatch.attacks.updates.surrogate.SurrogateAttack` and
+            :class:`leakwatch.attacks.updates.simulation.SimulationAttack`.
+
+    Returns:
+        The best images of each client, in any order, with α, loss and a status.
+
+    Raises:
+        TypeError: if ``update`` is no :class:`leakwatch.weight_update.WeightUpdate`, or
+            numbers are of the wrong kind.
+        ValueError: for an unknown preset or setting, an update of another network, or
+            labels that are neither known nor can be counted.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3))
+        >>> before = torch.cat([p.detach().flatten() for p in net.parameters()])
+        >>> after = before + 0.01 * torch.randn(2, 30)  # of two clients
+        >>> labels = torch.tensor([[0, 2], [1, 1]])
+        >>> update = WeightUpdate(before, after, labels, (1, 3, 3), samples=2)
+        >>> found = attack_update(net, update, "sme", steps=10, data_range=1.0)
+        >>> found.images.shape, found.alpha.shape
+        (torch.Size([2, 2, 1, 3, 3]), torch.Size([2]))
+    """
+    if not isinstance(update, WeightUpdate):
+        raise TypeError(
+            f"update must be a leakwatch.weight_update.WeightUpdate, got a "
+            f"{type(update).__name__}; make one of the weights before and after, or "
+            f"with leakwatch.federated.client_updates of what clients sent."
+        )
+    for name, value in (("seed", seed), ("steps", steps), ("restarts", restarts)):
+        given: object = value
+        whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+        if given is not None and not whole:
+            raise TypeError(f"{name} must be an integer, got {given!r}.")
+    if seed < 0 or seed >= 2**63:
+        raise ValueError(f"seed must be in [0, 2**63), got {seed}.")
+    chosen = presets.get(preset) if isinstance(preset, str) else None
+    engine = chosen.attack if chosen is not None else preset
+    if isinstance(engine, str | type) or not hasattr(engine, "run"):
+        raise TypeError(
+            f"preset must be the name of one or an attack with a run method, got a "
+            f"{type(engine).__name__}."
+        )
+    changes = dict(overrides) if steps is None else {"steps": steps, **overrides}
+    if changes:
+        engine = engine.changed(**changes)
+    kind = start if start is not None else (chosen.start if chosen else "normal")
+    if restarts is None:
+        restarts = chosen.restarts if chosen else 1
+    known = mean is not None or std is not None or data_range is not None
+    pixels = PixelScale.unknown()
+    if known:
+        pixels = PixelScale(mean, std, 0.0, 1.0 if data_range is None else data_range)
+    line = ProgressLine("attack on updates") if progress is True else None
+    try:
+        return engine.run(
+            GradientMap(module, criterion, parameters=parameters, dtype=dtype),
+            update,
+            pixels=pixels,
+            start=kind if isinstance(kind, Start) else Start(kind),
+            seed=int(seed),
+            restarts=restarts,
+            time_limit=time_limit,
+            progress=line if isinstance(progress, bool) else progress,
+        )
+    finally:
+        if line is not None:
+            line.end()

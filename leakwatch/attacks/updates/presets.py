@@ -1,0 +1,133 @@
+"""The published attacks on weight updates by name.
+
+Example:
+    >>> get("sme").restarts
+    1
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
+
+from leakwatch.attacks.base import Progress
+from leakwatch.attacks.named import PublishedAttack, Registry
+from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.start import Start
+from leakwatch.attacks.update_result import UpdateReconstruction
+from leakwatch.attacks.updates.simulation import SimulationAttack
+from leakwatch.attacks.updates.surrogate import SurrogateAttack
+from leakwatch.derivatives import GradientMap
+from leakwatch.weight_update import WeightUpdate
+
+__all__ = ["UpdateAttack", "UpdatePreset", "available", "get", "register"]
+
+
+class UpdateAttack(Protocol):
+    """Something that rebuilds clients' samples from their weight updates."""
+
+    @property
+    def name(self) -> str:
+        """The attack's name, recorded in its results."""
+
+    def run(
+        self,
+        gradients: GradientMap,
+        update: WeightUpdate,
+        *,
+        pixels: PixelScale,
+        start: Start,
+        seed: int,
+        restarts: int,
+        time_limit: float | None = None,
+        progress: Progress | None = None,
+        initial: Float[Tensor, "restarts clients images ..."] | None = None,
+    ) -> UpdateReconstruction:
+        """Attacks all clients, see :func:`leakwatch.attacks.updates.run.run`."""
+
+    def changed(self, **fields: object) -> UpdateAttack:
+        """The same attack with other settings."""
+
+
+UpdatePreset: TypeAlias = PublishedAttack[UpdateAttack]
+"""An attack on updates as it was published."""
+
+_PRESETS = Registry[UpdateAttack]("attack on updates")
+register, available, get = _PRESETS.register, _PRESETS.available, _PRESETS.get
+
+
+_DIFFERS = (
+    "Returned is the best step by the objective, not the last. TV is a mean over "
+    "differences in height plus one over width, so its weight is half of the published "
+    "0.01, which stands on their average."
+)
+
+IG_UPDATE = register(
+    UpdatePreset(
+        SurrogateAttack(name="ig-update", alpha=1.0, alpha_lr=0.0),
+        start="normal",
+        restarts=1,
+        source="Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS "
+        "2020, with the settings of Zhu, Yao, Blaschko: Surrogate Model Extension "
+        "(SME), ICML 2023, for weight updates",
+        differs=_DIFFERS,
+    )
+)
+"""The whole update as if it were one gradient at w_0: the baseline of SME."""
+
+SME = register(
+    UpdatePreset(
+        SurrogateAttack(name="sme"),
+        start="normal",
+        restarts=1,
+        source="Zhu, Yao, Blaschko: Surrogate Model Extension (SME): A Fast and "
+        "Accurate Weight Update Attack on Federated Learning, ICML 2023",
+        differs=f"{_DIFFERS} α moves at every eighth step, eight times as far "
+        f"(``alpha_every=1`` is as published). α is that of the paper, the weight of "
+        f"w_0; the published code's is the weight of w_T. The code's exception for ViT "
+        f"(a smaller step size without decay) is not made: the paper claims one "
+        f"setting for all.",
+    )
+)
+"""The update as a gradient between w_0 and w_T, at a place that is learned."""
+
+DLFA = register(
+    UpdatePreset(
+        SimulationAttack(),
+        start="normal",
+        restarts=1,
+        source="Dimitrov, Balunović, Konstantinov, Vechev: Data Leakage in Federated "
+        "Averaging, TMLR 2022; settings of their code for FEMNIST",
+        differs="Returned is the best step by the objective over f_t, not the last. "
+        "Images of different epochs are matched within their class, by squared error. "
+        "Labels are dealt out so that every batch has its share of each class, where "
+        "the code takes counted labels in one order. Local momentum and weight decay "
+        "are simulated too. Where all samples are one batch, all epochs share one set "
+        "of images (``every_epoch=True`` is as published).",
+    )
+)
+"""All local steps simulated, with images of their own for each epoch of batches."""
+
+DLFA_CIFAR = register(
+    UpdatePreset(
+        SimulationAttack(
+            name="dlfa-cifar",
+            lr=0.1,
+            decay=0.997,
+            decay_every=20,
+            tv=0.0002,
+            clip=10.0,
+            order=6.075,
+            order_prior="l2_max_conv",
+            fit=(4.0, 2.0),
+        ),
+        start="normal",
+        restarts=1,
+        source="Dimitrov, Balunović, Konstantinov, Vechev: Data Leakage in Federated "
+        "Averaging, TMLR 2022; settings of their code for CIFAR-100",
+        differs="As for dlfa.",
+    )
+)
+"""The same with the settings for colour images."""

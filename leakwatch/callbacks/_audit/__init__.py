@@ -1,0 +1,1 @@
+"""How an audit is planned, run and judged; private to the callbacks."""

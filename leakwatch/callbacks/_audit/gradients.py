@@ -1,0 +1,229 @@
+"""One audit: attacks on this process's part of the chosen probes, as rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
+from leakwatch.attacks.progress import ProgressLine
+from leakwatch.callbacks._audit.judging import baselines, judge, psnr_of_starts
+from leakwatch.callbacks._audit.plan import (
+    Audit,
+    Kind,
+    chosen,
+    pixel_scale,
+    with_prior,
+)
+from leakwatch.callbacks._audit.sharing import share_gradients
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.step import Share, device_of
+from leakwatch.callbacks._recording.pictures import to_pictures
+from leakwatch.derivatives import GradientMap
+from leakwatch.probes import ProbeSet
+from leakwatch.reporting import Row
+from leakwatch.scores import Settings
+from leakwatch.status import OK, Status, describe_error
+
+__all__ = ["attack_probes"]
+
+
+def attack_probes(
+    module: nn.Module,
+    gradients: GradientMap,
+    probes: ProbeSet,
+    settings: Settings,
+    audit: Audit,
+    share: Share,
+    *,
+    epoch: int,
+    step: int,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Attacks this process's part of the chosen probes and adds rows to its share.
+
+    Args:
+        module: the network, left as it was.
+        gradients: its gradient map.
+        probes: all probes.
+        settings: data range and prior of the scores.
+        audit: how to attack.
+        share: gets rows and pictures; an exception becomes a status.
+        epoch: completed epochs.
+        step: optimiser steps.
+        rank: of this process.
+        world_size: number of processes.
+    """
+    started = time.perf_counter()
+    picked = [i for i in chosen(probes, audit.samples) if i % world_size == rank]
+    if not picked:
+        return
+    try:
+        _ProbeAudit(
+            module, gradients, probes, settings, audit, share, picked, (epoch, step)
+        ).run()
+    except Exception as error:
+        share.error = share.error or describe_error(error)
+    share.seconds += time.perf_counter() - started
+
+
+@final
+class _ProbeAudit:
+    """One audit, in the making."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        audit: Audit,
+        share: Share,
+        picked: Sequence[int],
+        moment: tuple[int, int],
+    ) -> None:
+        self._module, self._gradients, self._probes = module, gradients, probes
+        self._settings, self._audit = settings, with_prior(audit, probes, settings)
+        self._share, self._moment = share, moment
+        self._pixels = pixel_scale(probes, settings)
+        self._x, self._y = probes.x[picked], probes.y[picked]
+        self._members = [(probes.index[i], int(probes.y[i])) for i in picked]
+        self._pictures: dict[str, Any] = {}
+
+    def run(self) -> None:
+        constant = self._baselines()
+        self._keep_pictures("original", self._x)
+        shared, good, failed = self._shared()
+        for kind in self._audit.attacks:
+            why = failed
+            try:
+                if shared is not None:
+                    self._attacked(kind, shared, good, [constant[i] for i in good])
+            except Exception as error:
+                text = describe_error(error)
+                self._share.error = self._share.error or text
+                why = dict.fromkeys(range(len(self._members)), text)
+            if why:
+                self._no_attack(kind, why)
+        if self._pictures:
+            self._share.pictures |= self._pictures
+            self._share.attacked = [sample for sample, _ in self._members]
+            self._share.attacked_labels = [label for _, label in self._members]
+
+    def _baselines(self) -> list[float]:
+        """Records them, and gives the PSNR of each sample's best constant image."""
+        known = dict(baselines(self._x, self._probes, self._pixels, self._settings))
+        everyone = range(len(self._members))
+        for name, values in known.items():
+            self._record(name, values.tolist(), [OK] * len(everyone), everyone)
+        constant: list[float] = known["audit/baseline/constant_psnr"].tolist()
+        return constant
+
+    def _shared(self) -> tuple[SharedGradient | None, list[int], dict[int, str]]:
+        """Gradients, whose they are, and why there are none of the others."""
+        place = device_of(self._module)
+        why = "the gradient of this sample is not finite"
+        shared: SharedGradient | None = None
+        good: list[int] = []
+        try:
+            with observing(self._module):
+                shared, good = share_gradients(
+                    self._gradients,
+                    self._x.to(place),
+                    self._y.to(place),
+                    [sample for sample, _ in self._members],
+                    self._audit,
+                )
+        except Exception as error:
+            why = self._share.error = describe_error(error)
+        others = (i for i in range(len(self._members)) if i not in good)
+        return shared, good, dict.fromkeys(others, why)
+
+    def _attacked(
+        self,
+        kind: Kind,
+        shared: SharedGradient,
+        good: Sequence[int],
+        constant: Sequence[float],
+    ) -> None:
+        x, place = self._x[good], device_of(self._module)
+        with observing(self._module):
+            found = run_attack(
+                self._gradients, shared, x.to(place), kind, self._audit, self._pixels
+            )
+        begun = [math.nan] * len(good)
+        if kind == "near":
+            begun = psnr_of_starts(x, shared, self._audit, self._pixels, self._settings)
+        columns = judge(
+            found, x, self._audit.metrics, self._pixels, self._settings, constant, begun
+        )
+        images = self._x.clone().fill_(math.nan)
+        images[good] = found.images.to("cpu", x.dtype)
+        self._keep_pictures(kind, images)
+        for name, (values, statuses) in columns.items():
+            self._record(f"audit/{kind}/{name}", values, statuses, good)
+
+    def _no_attack(self, kind: Kind, why: Mapping[int, str]) -> None:
+        nothing = [math.nan] * len(why)
+        statuses = [Status("failed", text) for text in why.values()]
+        for name in (*self._audit.metrics, "match", "verdict"):
+            self._record(f"audit/{kind}/{name}", nothing, statuses, list(why))
+
+    def _keep_pictures(self, name: str, images: Tensor) -> None:
+        pictures = to_pictures(self._pixels.to_pixels(images), self._probes)
+        if pictures is not None:
+            self._pictures[name] = pictures
+
+    def _record(
+        self,
+        name: str,
+        values: Sequence[float],
+        statuses: Sequence[Status],
+        which: Sequence[int],
+    ) -> None:
+        self._share.rows += [
+            Row(*self._moment, *self._members[i], name, float(value), str(status))
+            for i, value, status in zip(which, values, statuses, strict=True)
+        ]
+
+
+def run_attack(
+    gradients: GradientMap,
+    shared: SharedGradient,
+    x: Tensor,
+    kind: Kind,
+    audit: Audit,
+    pixels: PixelScale,
+) -> Reconstruction:
+    """Attacks shared gradients.
+
+    Args:
+        gradients: the gradient map.
+        shared: from :func:`share_gradients`.
+        x: the samples that they came from, for near starts only.
+        kind: of start.
+        audit: how to attack.
+        pixels: of the images.
+    """
+    near = kind == "near"
+    attack = audit.attacks[kind]
+    line = ProgressLine(f"{attack.name}, {kind} start") if audit.progress else None
+    try:
+        return attack.run(
+            gradients,
+            shared,
+            pixels=pixels,
+            start=Start.near(x, audit.radius) if near else Start(audit.start),
+            seed=audit.seed,
+            restarts=1 if near else audit.restarts,
+            time_limit=audit.time_limit,
+            progress=line,
+        )
+    finally:
+        if line is not None:
+            line.end()

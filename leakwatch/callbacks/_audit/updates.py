@@ -1,0 +1,364 @@
+"""One audit of a communication round: what the updates of some clients give away."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from leakwatch.attacks import (
+    PixelScale,
+    Reconstruction,
+    Start,
+    SurrogateAttack,
+    UpdateReconstruction,
+)
+from leakwatch.attacks.verdict import MATCHED
+from leakwatch.callbacks._audit.judging import baselines, judge
+from leakwatch.callbacks._audit.plan import pixel_scale
+from leakwatch.callbacks._audit.update_plan import UpdatePlan
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.step import Share, device_of
+from leakwatch.callbacks._recording.pictures import to_pictures
+from leakwatch.derivatives import GradientMap
+from leakwatch.federated import ClientUpdate, client_updates
+from leakwatch.probes import ProbeSet
+from leakwatch.quality.assignment import assign
+from leakwatch.reporting import Row
+from leakwatch.scores import Settings, UpdateScores, evaluate_update
+from leakwatch.status import OK, Status, describe_error
+from leakwatch.weight_update import WeightUpdate
+
+__all__ = ["audit_round"]
+
+
+def audit_round(
+    module: nn.Module,
+    gradients: GradientMap,
+    probes: ProbeSet,
+    settings: Settings,
+    plan: UpdatePlan,
+    members: Mapping[int, Sequence[int]],
+    *,
+    epoch: int,
+    step: int,
+) -> Share:
+    """Attacks and scores the watched clients that answered in the last round.
+
+    Args:
+        module: that keeps the round; left as it was.
+        gradients: its gradient map.
+        probes: the samples of all watched clients.
+        settings: noise, prior and pixels.
+        plan: how.
+        members: client → indices of its samples in the order in which it holds them.
+        epoch: completed rounds.
+        step: optimiser steps.
+
+    Returns:
+        Rows and pictures; an exception becomes a status.
+    """
+    started = time.perf_counter()
+    audit = _RoundAudit(
+        module, gradients, probes, settings, plan, members, (epoch, step)
+    )
+    try:
+        audit.run()
+    except Exception as error:
+        audit.share.error = describe_error(error)
+    audit.share.seconds = time.perf_counter() - started
+    return audit.share
+
+
+@final
+class _RoundAudit:
+    """One audit, in the making."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        plan: UpdatePlan,
+        members: Mapping[int, Sequence[int]],
+        moment: tuple[int, int],
+    ) -> None:
+        self._module, self._gradients, self._probes = module, gradients, probes
+        self._settings, self._plan, self._members = settings, plan, members
+        self._moment = moment
+        self._pixels = pixel_scale(probes, settings)
+        self.share = Share(samples=list(probes.index), labels=probes.y.tolist())
+
+    def run(self) -> None:
+        done = getattr(self._module, "last_round", None)
+        now = self._moment[0]
+        if done is None or done.number not in (now - 1, now):
+            self.share.error = (
+                "the module keeps no record of this round, so there is nothing to audit"
+            )
+            return
+        answered = [u for u in done.updates if u.client in self._members]
+        for update in answered:
+            why = _unfit(update, len(self._members[update.client]))
+            if why:
+                self._failed([update], why)
+        fit = {
+            u.client: u for u in answered if not _unfit(u, len(self._members[u.client]))
+        }
+        if not fit:
+            return
+        plan = self._plan
+        for shared in client_updates(
+            list(fit.values()), labels=plan.labels, training=plan.training
+        ):
+            self._group(shared, [fit[client] for client in shared.index or ()])
+
+    # -- clients with equally many samples ------------------------------------------
+
+    def _group(self, shared: WeightUpdate, clients: Sequence[ClientUpdate]) -> None:
+        x = torch.stack([u.x for u in clients])
+        y = torch.stack([u.y for u in clients])
+        place = device_of(self._module)
+        for name, known in baselines(
+            x.flatten(0, 1).cpu(), self._probes, self._pixels, self._settings
+        ):
+            self._of_samples(clients, name, known.tolist(), [OK] * len(known))
+        similarity = [math.nan] * len(clients)
+        try:
+            with observing(self._module):
+                scores = self._scored(shared, x.to(place), y.to(place))
+            self._record_scores(clients, scores)
+            similarity = scores.similarity.tolist()
+        except Exception as error:
+            self._no_scores(clients, describe_error(error))
+        try:
+            with observing(self._module):
+                found = self._attacked(shared)
+            if isinstance(self._plan.attack, SurrogateAttack):
+                pairs = zip(found.status, similarity, strict=True)
+                found = replace(found, status=tuple(judged(*pair) for pair in pairs))
+            self._record_attack(clients, x.cpu(), y.cpu(), found)
+        except Exception as error:
+            self._no_attack(clients, describe_error(error))
+
+    def _scored(self, shared: WeightUpdate, x: Tensor, y: Tensor) -> UpdateScores:
+        pixels = self._pixels.to_pixels(x.double())
+        offset = pixels - self._probes.prior_mean.to(pixels)
+        return evaluate_update(
+            self._gradients,
+            x,
+            y,
+            shared,
+            self._plan.scores,
+            self._settings,
+            offset=offset.flatten(2),
+            input_scale=self._probes.input_scale(),
+            effort=self._plan.effort,
+        )
+
+    def _attacked(self, shared: WeightUpdate) -> UpdateReconstruction:
+        return self._plan.attack.run(
+            self._gradients,
+            shared,
+            pixels=self._pixels,
+            start=Start(self._plan.start),
+            seed=self._plan.seed,
+            restarts=self._plan.restarts,
+            time_limit=self._plan.time_limit,
+        )
+
+    # -- rows ------------------------------------------------------------------------
+
+    def _record_scores(
+        self, clients: Sequence[ClientUpdate], scores: UpdateScores
+    ) -> None:
+        for name in scores:
+            statuses = [s for row in scores.status[name] for s in row]
+            self._of_samples(clients, name, scores[name].flatten().tolist(), statuses)
+        for name in ("alpha", "similarity", "mismatch"):
+            values: list[float] = getattr(scores, name).tolist()
+            self._of_clients(clients, f"surrogate_{name}", values)
+        self.share.notes = scores.notes
+
+    def _record_attack(
+        self,
+        clients: Sequence[ClientUpdate],
+        x: Float[Tensor, "clients N ..."],
+        y: Int[Tensor, "clients N"],
+        found: UpdateReconstruction,
+    ) -> None:
+        aligned = _aligned(found, x, y, self._pixels)
+        flat = x.flatten(0, 1)
+        constant = dict(baselines(flat, self._probes, self._pixels, self._settings))[
+            "audit/baseline/constant_psnr"
+        ]
+        metrics = tuple(dict.fromkeys([*self._plan.metrics, "psnr"]))
+        columns = judge(
+            aligned,
+            flat,
+            metrics,
+            self._pixels,
+            self._settings,
+            constant.tolist(),
+            [math.nan] * len(flat),
+        )
+        for name, (values, statuses) in columns.items():
+            if name in (*self._plan.metrics, "match", "verdict"):
+                self._of_samples(clients, f"audit/random/{name}", values, statuses)
+        self._mean_psnr(clients, *columns["psnr"])
+        self._of_clients(clients, "alpha", found.alpha.tolist())
+        self._of_clients(clients, "loss", found.loss.tolist())
+        each = found.seconds / len(clients)
+        self._of_clients(clients, "seconds", [each] * len(clients))
+        self._keep_pictures(clients, flat, aligned.images)
+
+    def _keep_pictures(
+        self, clients: Sequence[ClientUpdate], x: Tensor, images: Tensor
+    ) -> None:
+        for kind, shown in (("original", x), ("random", images.cpu().to(x.dtype))):
+            pictures = to_pictures(self._pixels.to_pixels(shown), self._probes)
+            if pictures is None:
+                return
+            held = self.share.pictures.get(kind)
+            self.share.pictures[kind] = (
+                pictures if held is None else np.concatenate([held, pictures])
+            )
+        samples = [s for u in clients for s in self._members[u.client]]
+        place = {s: i for i, s in enumerate(self._probes.index)}
+        self.share.attacked += samples
+        self.share.attacked_labels += [int(self._probes.y[place[s]]) for s in samples]
+
+    def _failed(self, clients: Sequence[ClientUpdate], why: str) -> None:
+        self._no_scores(clients, why)
+        self._no_attack(clients, why)
+
+    def _no_scores(self, clients: Sequence[ClientUpdate], why: str) -> None:
+        for name in self._plan.score_names:
+            self._nothing(clients, name, why)
+
+    def _no_attack(self, clients: Sequence[ClientUpdate], why: str) -> None:
+        for name in (*self._plan.metrics, "match", "verdict"):
+            self._nothing(clients, f"audit/random/{name}", why)
+
+    def _nothing(self, clients: Sequence[ClientUpdate], name: str, why: str) -> None:
+        n = sum(len(self._members[u.client]) for u in clients)
+        self._of_samples(clients, name, [math.nan] * n, [Status("failed", why)] * n)
+
+    def _of_samples(
+        self,
+        clients: Sequence[ClientUpdate],
+        name: str,
+        values: Sequence[float],
+        statuses: Sequence[Status],
+    ) -> None:
+        samples = [s for u in clients for s in self._members[u.client]]
+        label = dict(zip(self._probes.index, self._probes.y.tolist(), strict=True))
+        self.share.rows += [
+            Row(*self._moment, s, label[s], name, float(value), str(status))
+            for s, value, status in zip(samples, values, statuses, strict=True)
+        ]
+
+    def _mean_psnr(
+        self,
+        clients: Sequence[ClientUpdate],
+        values: Sequence[float],
+        statuses: Sequence[Status],
+    ) -> None:
+        """Of each client, over its samples whose attack was conclusive."""
+        n = len(values) // len(clients)
+        for i, client in enumerate(clients):
+            mine = slice(i * n, (i + 1) * n)
+            pairs = zip(values[mine], statuses[mine], strict=True)
+            known = [value for value, status in pairs if status.usable]
+            status = "ok"
+            if not known:
+                status = "undefined: no attack was conclusive, which shows no safety"
+            elif len(known) < n:
+                status = f"estimated: of {len(known)} of {n} samples, the others' "
+                status += "attack was inconclusive"
+            mean = math.fsum(known) / len(known) if known else math.nan
+            self._of_clients([client], "psnr", [mean], status)
+
+    def _of_clients(
+        self,
+        clients: Sequence[ClientUpdate],
+        name: str,
+        values: Sequence[float],
+        known: str = "",
+    ) -> None:
+        for update, value in zip(clients, values, strict=True):
+            status = "ok" if math.isfinite(value) else "undefined: not a finite number"
+            status = known or status
+            quantity = f"update/client-{update.client}/{name}"
+            self.share.rows.append(
+                Row(*self._moment, None, None, quantity, float(value), status)
+            )
+
+
+def _unfit(update: ClientUpdate, expected: int) -> str:
+    """Why this update can't be audited; empty if it can."""
+    if update.samples != expected:
+        return (
+            f"client {update.client} trained on {update.samples} samples, but has "
+            f"{expected} in the data set"
+        )
+    if update.diverged:
+        return f"the training of client {update.client} diverged"
+    if not bool(update.difference.any()):
+        return f"client {update.client} did not move, so it shared nothing"
+    return ""
+
+
+def _aligned(
+    found: UpdateReconstruction,
+    x: Float[Tensor, "clients N ..."],
+    y: Int[Tensor, "clients N"],
+    pixels: PixelScale,
+) -> Reconstruction:
+    """One target per sample, each with the image that the assignment gives it."""
+    n = x.shape[1]
+    images = found.images.to(x.device, x.dtype)
+    order = assign(pixels.to_pixels(images), pixels.to_pixels(x))
+    rows = torch.arange(len(x))[:, None]
+    flat = images[rows, order].flatten(0, 1)
+    loss = found.loss.cpu().repeat_interleave(n)
+    return Reconstruction(
+        images=flat,
+        labels=y.flatten(),
+        loss=loss,
+        relative=loss,
+        status=tuple(s for s in found.status for _ in range(n)),
+        iterations=torch.full((len(flat),), found.iterations),
+        restart_images=flat[None, :, None],
+        restart_loss=loss[None],
+        seconds=found.seconds,
+        attack=found.attack,
+        start="normal",
+    )
+
+
+def judged(status: Status, similarity: float) -> Status:
+    """The status of an attack that takes an update for one gradient, by who knows it.
+
+    Args:
+        status: of the attack.
+        similarity: cosine between the update and the gradient at the true samples,
+            with the best α; NaN where it is not known.
+    """
+    left = math.sqrt(max(2 - 2 * similarity, 0.0)) if similarity == similarity else 0.0
+    if status.word != "not converged" or left <= MATCHED:
+        return status
+    return Status(
+        "not converged",
+        f"one gradient does not explain this update: the true samples themselves leave "
+        f"{100 * left:.0f} % of it, so no attack that takes it for one gradient can be "
+        f"conclusive; more steps don't help.",
+    )

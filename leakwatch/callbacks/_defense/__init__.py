@@ -1,0 +1,1 @@
+"""How a defense changes the gradients of a training step; private to the callbacks."""

@@ -1,0 +1,1 @@
+"""When and how probes are measured in training; private to the callbacks."""

@@ -1,0 +1,75 @@
+"""What a checkpoint keeps of a monitor: plain values, no pixel of any probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self, final
+
+from leakwatch.callbacks._recording.run_metadata import Recorded
+
+__all__ = ["Progress"]
+
+
+@final
+@dataclass
+class Progress:
+    """Schedule, record and latest values.
+
+    Attributes:
+        run: name of the run; empty before training.
+        directory: of its ledger; empty if nothing could be recorded.
+        position: parts in the ledger.
+        epoch_asked: the last ended epoch that the schedule was asked about; −1: none.
+        epoch_asked_at: the optimiser step at that time.
+        step_asked: the last optimiser step that the schedule was asked about.
+        spent: seconds that probing and recording have taken.
+        elapsed: seconds of training.
+        latest: log key → number of the last probe step.
+        indices: data-set indices of the probes.
+        fingerprint: of the probes.
+    """
+
+    run: str = ""
+    directory: str = ""
+    position: int = 0
+    epoch_asked: int = -1
+    epoch_asked_at: int = -1
+    step_asked: int = -1
+    spent: float = 0.0
+    elapsed: float = 0.0
+    latest: dict[str, float] = field(default_factory=dict)
+    indices: list[int] = field(default_factory=list)
+    fingerprint: str = ""
+
+    @property
+    def past(self) -> Recorded | None:
+        """The record of the run so far; ``None`` before it began."""
+        if not self.run:
+            return None
+        return Recorded(self.run, self.directory, self.position)
+
+    def is_new(self, step: int, epoch: int | None) -> bool:
+        """Whether the schedule has not been asked about this moment; notes that it has.
+
+        Args:
+            step: optimiser steps taken.
+            epoch: completed epochs where one has just ended, else ``None``.
+        """
+        if epoch is None:
+            new = step != self.step_asked
+        else:
+            new = (epoch, step) != (self.epoch_asked, self.epoch_asked_at)
+            self.epoch_asked, self.epoch_asked_at = epoch, step
+        self.step_asked = step
+        return new
+
+    def state(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`state`; unknown entries are left out."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in state.items() if key in known})

@@ -1,0 +1,1 @@
+"""What becomes of measured values: ledger, loggers, console; private."""

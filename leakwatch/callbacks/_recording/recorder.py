@@ -1,0 +1,229 @@
+"""The record of one run in the main process: ledger, loggers, report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from lightning.pytorch.loggers import Logger
+
+from leakwatch.callbacks._recording import loggers as publish
+from leakwatch.callbacks._recording.pictures import attack_panels, captions, pictures
+from leakwatch.callbacks._recording.run_metadata import Recorded, created, open_ledger
+from leakwatch.probes import ProbeSet
+from leakwatch.reporting import (
+    RiskLedger,
+    Row,
+    class_bars,
+    layers_over_epochs,
+    quantities_from_metadata,
+    risk_over_epochs,
+    without_layers,
+    write_report,
+)
+
+__all__ = ["Recorder"]
+
+Warn = Callable[[str, str], None]
+
+
+@final
+class Recorder:
+    """Writes what a monitor finds; nothing that goes wrong here stops training.
+
+    Args:
+        directory: of the run.
+        run: its name.
+        past: the record that it continues.
+        probes: the samples watched.
+        metadata: of the run.
+        prefix: of log keys.
+        warn: ``warn(key, sentence)``; one warning for each key.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        run: str,
+        past: Recorded | None,
+        probes: ProbeSet,
+        metadata: Mapping[str, Any],
+        prefix: str,
+        warn: Warn,
+    ) -> None:
+        self._probes = probes
+        self._metadata = dict(metadata)
+        self._prefix = prefix
+        self._warn = warn
+        self._ledger: RiskLedger | None = None
+        try:
+            self._ledger = self._opened(directory, run, past)
+        except Exception as error:
+            self._warn("ledger", f"nothing can be recorded in {directory}: {error}")
+
+    @property
+    def directory(self) -> str:
+        """Where the run is recorded; empty if the disk refused."""
+        return "" if self._ledger is None else str(self._ledger.directory)
+
+    @property
+    def position(self) -> int:
+        """Number of parts in the ledger."""
+        return 0 if self._ledger is None else self._ledger.position
+
+    def append(
+        self,
+        rows: Sequence[Row],
+        spectra: Mapping[str, Any] | None,
+        attacks: Mapping[str, Any] | None,
+        found: Mapping[str, Any],
+    ) -> None:
+        """Adds one probe step to the ledger.
+
+        Args:
+            rows: of the step.
+            spectra: eigenvalues with their samples, or ``None``.
+            attacks: reconstructions with their samples, or ``None``.
+            found: what the step adds to the run's metadata.
+        """
+        if self._ledger is None:
+            return
+        try:
+            self._ledger.append(rows, spectra, attacks)
+            if any(self._metadata.get(key) != value for key, value in found.items()):
+                self._metadata |= found
+                self._ledger.write_metadata(self._metadata)
+        except Exception as error:
+            self._warn("ledger", f"a probe step was not recorded: {error}")
+
+    def publish(
+        self,
+        loggers: Sequence[Logger],
+        rows: Sequence[Row],
+        scalars: Mapping[str, float],
+        spectra: Mapping[str, Any] | None,
+    ) -> None:
+        """Sends one probe step to the loggers; no pictures."""
+        step, epoch = rows[-1].step, rows[-1].epoch
+        refused = publish.publish_scalars(loggers, scalars, step=step, epoch=epoch)
+        refused += publish.publish_step(
+            loggers,
+            without_layers(rows),
+            None if spectra is None else spectra["eigenvalues"],
+            step=step,
+            epoch=epoch,
+            class_names=self._probes.class_names,
+            prefix=self._prefix,
+        )
+        self._refused(refused)
+
+    def publish_pictures(
+        self, loggers: Sequence[Logger], *, step: int, epoch: int
+    ) -> None:
+        """Sends the probes themselves, if they are pictures."""
+        shown = pictures(self._probes)
+        if shown is not None:
+            self._refused(
+                publish.publish_pictures(
+                    loggers,
+                    shown,
+                    captions(self._probes),
+                    step=step,
+                    epoch=epoch,
+                    prefix=self._prefix,
+                )
+            )
+
+    def publish_attacks(
+        self,
+        loggers: Sequence[Logger],
+        attacks: Mapping[str, Any],
+        *,
+        step: int,
+        epoch: int,
+    ) -> None:
+        """Sends originals beside what attacks made of their gradients."""
+        panels, words = attack_panels(attacks, self._probes)
+        if panels is not None:
+            self._refused(
+                publish.publish_pictures(
+                    loggers,
+                    panels,
+                    words,
+                    step=step,
+                    epoch=epoch,
+                    prefix=self._prefix,
+                    key="reconstructions",
+                )
+            )
+
+    def finish(self, loggers: Sequence[Logger], *, report: bool) -> Path | None:
+        """Sends figures to the loggers that hold them and writes the report.
+
+        Args:
+            loggers: of the trainer.
+            report: whether to write it.
+
+        Returns:
+            The report's path, if there is one.
+        """
+        if self._ledger is None or not self._ledger.position:
+            return None
+        try:
+            rows = self._ledger.rows()
+            if rows and any(publish.has_figures(logger) for logger in loggers):
+                quantities = quantities_from_metadata(self._metadata)
+                names = self._probes.class_names
+                of_samples = without_layers(rows)
+                figures = {
+                    "risk": risk_over_epochs(of_samples, quantities, names),
+                    "classes": class_bars(of_samples, quantities, names),
+                    "layers": layers_over_epochs(rows),
+                }
+                self._refused(
+                    publish.publish_figures(
+                        loggers,
+                        figures,
+                        step=rows[-1].step,
+                        epoch=rows[-1].epoch,
+                        prefix=self._prefix,
+                    )
+                )
+            return write_report(self._ledger.directory) if report else None
+        except Exception as error:
+            self._warn(
+                "report",
+                f"there is no report of {self._ledger.directory}, only its ledger: "
+                f"{error}",
+            )
+        return None
+
+    def _opened(self, directory: Path, run: str, past: Recorded | None) -> RiskLedger:
+        lost = ""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                ledger = open_ledger(directory, run, past)
+            except FileNotFoundError as error:
+                lost = str(error)
+                ledger = RiskLedger(directory, run=run)
+            since = created(past)
+        said = [lost] if lost else [str(warning.message) for warning in caught]
+        if said:
+            text = "; ".join(said)
+            self._warn("past", f"the record before the checkpoint is lost: {text}")
+        if since is not None:
+            self._metadata["created"] = since
+        ledger.write_metadata(self._metadata)
+        if "created" not in self._metadata:
+            self._metadata["created"] = ledger.read_metadata()["created"]
+        shown = pictures(self._probes)
+        if shown is not None:
+            ledger.write_probes(shown, self._probes.index, self._probes.y.numpy())
+        return ledger
+
+    def _refused(self, sentences: Sequence[str]) -> None:
+        if sentences:
+            self._warn("loggers", f"a logger refused values: {'; '.join(sentences)}")

@@ -1,0 +1,96 @@
+"""What a probe step comes to: scalars for the loggers, one sentence for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from leakwatch.callbacks._probing.step import Share
+from leakwatch.probes import ProbeSet
+from leakwatch.reporting import (
+    LedgerTable,
+    Quantity,
+    Row,
+    log_scalars,
+    quantities_from_metadata,
+    summarize,
+    without_layers,
+)
+from leakwatch.reporting.quantities import HEADLINES
+from leakwatch.reporting.statistics.keys import PREFIX
+
+__all__ = ["scalars_of", "sentence", "time_rows"]
+
+# More classes than this get keys of their own for the predicted PSNR only.
+_MOST_CLASS_KEYS = 20
+
+
+def time_rows(shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
+    """What the probe step cost: seconds of the slowest process, share of training."""
+    seconds = max(share.seconds for share in shares)
+    fraction = Row(
+        epoch, step, None, None, "time_fraction", math.nan, "undefined: no training yet"
+    )
+    if step > 0:
+        share = shares[0].spent / max(shares[0].elapsed, 1e-9)
+        fraction = Row(epoch, step, None, None, "time_fraction", min(share, 1.0))
+    return [Row(epoch, step, None, None, "seconds", seconds), fraction]
+
+
+def scalars_of(
+    rows: Sequence[Row],
+    described: Mapping[str, Mapping[str, str]],
+    probes: ProbeSet,
+    prefix: str,
+) -> dict[str, float]:
+    """Log key → number for one probe step, the same in every process.
+
+    Args:
+        rows: of the step, of all processes.
+        described: the quantities, from ``describe_scores``.
+        probes: the samples.
+        prefix: first part of the keys.
+    """
+    many = len(set(probes.y.tolist())) > _MOST_CLASS_KEYS
+    scalars = log_scalars(
+        without_layers(rows),
+        _quantities(described),
+        probes.class_names,
+        per_class=HEADLINES if many else None,
+    )
+    return {prefix + k.removeprefix(PREFIX): float(v) for k, v in scalars.items()}
+
+
+def sentence(
+    rows: Sequence[Row],
+    described: Mapping[str, Mapping[str, str]],
+    noise_std: float | None,
+) -> str:
+    """The line that is printed after a probe step.
+
+    Args:
+        rows: of the step.
+        described: the quantities, from ``describe_scores``.
+        noise_std: for which the predictions hold; ``None``: each for its own.
+    """
+    table, quantities = LedgerTable.from_rows(rows), _quantities(described)
+    last = rows[-1]
+    seconds = next(row.value for row in rows if row.quantity == "seconds")
+    start = f"leakwatch epoch {last.epoch} (step {last.step}):"
+    for name in HEADLINES:
+        found = table.last(name)
+        if found is None:
+            continue
+        summary = summarize(found[1], quantities[name].sign)
+        if summary.used:
+            noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
+            return (
+                f"{start} predicted PSNR of an attack{noise}: "
+                f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
+                f"sample ({summary.worst_sample}); {seconds:.1f} s"
+            )
+    return f"{start} probed in {seconds:.1f} s"
+
+
+def _quantities(described: Mapping[str, Mapping[str, str]]) -> dict[str, Quantity]:
+    return quantities_from_metadata({"quantities": described})

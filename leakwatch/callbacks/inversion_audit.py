@@ -1,0 +1,327 @@
+"""InversionAudit: what attacks really rebuild, and whether the scores foresaw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from leakwatch.attacks import Attack, FirstOrder, presets
+from leakwatch.attacks.start import StartKind
+from leakwatch.callbacks._audit.arguments import (
+    METRICS,
+    chosen_attack,
+    restarts_or,
+    seconds_or,
+    steps_or,
+)
+from leakwatch.callbacks._audit.conclusions import conclusions, sentence
+from leakwatch.callbacks._audit.gradients import attack_probes
+from leakwatch.callbacks._audit.plan import Audit, Kind
+from leakwatch.callbacks._audit.quantities import quantities
+from leakwatch.callbacks._audit.sharing import defended
+from leakwatch.callbacks._probing.step import Share, measure_share
+from leakwatch.callbacks._recording.run_metadata import describe_scores
+from leakwatch.callbacks.probe_callback import ProbeCallback
+from leakwatch.checks import check_integer, check_number
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.probes import ProbeSet
+from leakwatch.quality import check_metrics
+from leakwatch.reporting import Row
+from leakwatch.scores import Settings
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS
+
+__all__ = ["InversionAudit"]
+
+
+class InversionAudit(ProbeCallback):
+    """Attacks fixed training samples every N epochs and compares with their scores.
+
+    A score that nobody checks is a belief. At each audit every chosen probe's gradient
+    is computed as a client would share it, and inverted twice: by a *worst-case*
+    attack that starts beside the true sample, which is what I²F and the Bayesian score
+    speak of, and by a *practical* attack that starts at noise, which is what an
+    attacker can do today. Both are told apart in every key, table and picture.
+
+    Recorded are the quality of each reconstruction, how far the gradient was matched, a
+    verdict, the best constant image and the mean image as baselines, the scores, and
+    the rank correlation of every score with what the attacks achieved. An attack that
+    did not match the gradient is inconclusive: that is its status, not safety.
+
+    Everything else is as in :class:`leakwatch.callbacks.LeakageMonitor`: training is
+    left alone, failures become statuses, pictures stay on local disk.
+
+    Args:
+        probes: the samples to audit, or how many to draw from the training data.
+        attack: the practical attack: a preset such as ``"inverting-gradients"``, an
+            attack object, or ``None`` for none. See ``leakwatch.attacks``.
+        worst_case: the attack from a near start, as ``attack``.
+        steps: of the practical attack; default: the preset's.
+        restarts: of the practical attack; default: the preset's.
+        radius: of the near start, x* + radius · sign(N), network-input units.
+        samples: how many of the probes to attack, evenly by class; ``None`` for all.
+        scores: names or groups of scores to compare with.
+        metrics: of quality: ``"mse"``, ``"rmse"``, ``"psnr"``, ``"ssim"``,
+            ``"lpips_vgg"``, ``"lpips_alex"``, ``"lpips_squeeze"``, ``"fsim"``.
+        perturb: a defense that acts on the gradients, ``(n, d_θ)`` → what is shared.
+        time_limit: seconds that one kind of attack may take at one audit, in each
+            process; ``None`` for no limit.
+        every_n_epochs: how often; for other schedules override ``should_probe``.
+        at_start: also before the first training step.
+        noise_std: standard deviation of Gaussian noise that is added to the gradients
+            which are attacked, and for which the scores hold.
+        epsilon: as in the monitor, like all that follow.
+        prior_std: of the scores and of attacks that use a Gaussian prior.
+        data_range: peak of the PSNR.
+        mean: of the normalisation.
+        std: of the normalisation.
+        target_psnr: for the score ``noise_std_for_psnr``.
+        criterion: one loss per sample.
+        solver: of the scores.
+        dtype: of the scores and of first-order attacks.
+        max_memory: MiB for the Jacobian of one sample.
+        products: see :class:`leakwatch.callbacks.LeakageMonitor`.
+        seed: of probes, noise and starts.
+        directory: of the ledger and the report.
+        report: write ``report.html`` when training ends.
+        log_images: send originals and reconstructions to remote loggers.
+        verbose: print a line after each audit.
+        name: first part of all log keys, and of the directory.
+
+    Raises:
+        TypeError: for arguments of the wrong kind.
+        ValueError: for values out of range; unknown attacks, scores or metrics.
+        RuntimeError: as the monitor.
+
+    Example:
+        >>> from leakwatch.callbacks import InversionAudit
+        >>> audit = InversionAudit(attack="inverting-gradients", steps=300,
+        ...                        samples=8, every_n_epochs=25)
+    """
+
+    def __init__(
+        self,
+        probes: ProbeSet | int = 32,
+        attack: str | Attack | None = "inverting-gradients",
+        worst_case: str | Attack | None = "gauss-newton",
+        *,
+        steps: int | None = None,
+        restarts: int | None = None,
+        radius: float = 0.01,
+        samples: int | None = None,
+        scores: Sequence[str] = ("lavp", "i2f"),
+        metrics: Sequence[str] = METRICS,
+        perturb: Callable[[Tensor], Tensor] | None = None,
+        time_limit: float | None = None,
+        every_n_epochs: int = 1,
+        at_start: bool = False,
+        noise_std: float = 1e-4,
+        epsilon: float = 0.0,
+        prior_std: float | None = None,
+        data_range: float | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        target_psnr: float = 20.0,
+        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+        solver: str = "auto",
+        dtype: str = "float32",
+        max_memory: float = DEFAULT_MAX_MEMORY,
+        products: int = DEFAULT_PRODUCTS,
+        seed: int = 0,
+        directory: str | None = None,
+        report: bool = True,
+        log_images: bool = False,
+        verbose: bool = True,
+        name: str = "leakwatch-audit",
+    ) -> None:
+        super().__init__(
+            probes,
+            scores,
+            every_n_epochs=every_n_epochs,
+            at_start=at_start,
+            noise_std=check_number("noise_std", noise_std, example=1e-4),
+            epsilon=epsilon,
+            prior_std=prior_std,
+            data_range=data_range,
+            mean=mean,
+            std=std,
+            target_psnr=target_psnr,
+            criterion=criterion,
+            solver=solver,
+            dtype=dtype,
+            max_memory=max_memory,
+            products=products,
+            seed=seed,
+            directory=directory,
+            report=report,
+            log_images=log_images,
+            verbose=verbose,
+            name=name,
+        )
+        if perturb is not None and not callable(perturb):
+            raise TypeError(
+                "perturb must be a function from gradients (n, d_θ) to what is shared, "
+                f"got {type(perturb).__name__}."
+            )
+        steps = steps_or(steps)
+        attacks: dict[Kind, Attack] = {}
+        tries = 1
+        begin: StartKind = "normal"
+        if worst_case is not None:
+            attacks["near"], _, _ = _attack("worst_case", worst_case)
+        if attack is not None:
+            attacks["random"], tries, begin = _attack("attack", attack, steps)
+        if not attacks:
+            raise ValueError(
+                "attack and worst_case are both None, so there is nothing to audit; "
+                "for instance attack='inverting-gradients'."
+            )
+        if samples is not None:
+            check_integer("samples", samples, example=8, smallest=1)
+        self.audit = Audit(
+            attacks,
+            samples,
+            begin,
+            restarts_or(restarts, tries),
+            check_number("radius", radius, example=0.01),
+            float(noise_std),
+            perturb,
+            check_metrics(metrics),
+            seconds_or(time_limit),
+            self.seed,
+        )
+
+    def measure(
+        self,
+        module: LightningModule,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        *,
+        epoch: int,
+        step: int,
+        rank: int,
+        world_size: int,
+    ) -> Share:
+        """Scores and attacks this process's part of the probes; raises no error."""
+        share = measure_share(
+            module,
+            gradients,
+            probes,
+            self.scores,
+            settings,
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            solver=self.solver,
+            max_memory=self.max_memory,
+            products=self.products,
+        )
+        attack_probes(
+            module,
+            gradients,
+            probes,
+            settings,
+            self.audit,
+            share,
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+        )
+        return share
+
+    def examine(
+        self, module: LightningModule, gradients: GradientMap, probes: ProbeSet
+    ) -> None:
+        """Refuses attacks and defenses that can't work on this network.
+
+        Raises:
+            TypeError: for a defense that returns no tensor.
+            ValueError: for one that changes the shape, or a BatchNorm prior without
+                BatchNorm.
+        """
+        normalised = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
+        )
+        for attack in self.audit.attacks.values():
+            prior = isinstance(attack, FirstOrder) and attack.priors.batch_norm > 0
+            if prior and not normalised:
+                raise ValueError(
+                    f"attack {attack.name!r} uses BatchNorm statistics as a prior, but "
+                    f"this network has no BatchNorm; choose another attack, for "
+                    f"instance attack='lavp-l2'."
+                )
+        if self.audit.perturb is not None:
+            with isolated_rng():
+                defended(self.audit.perturb, torch.zeros(1, gradients.size))
+
+    def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
+        """Shares of matched and recovered samples, and correlations with the scores."""
+        predictors = [*(score.name for score in self.scores), "image_std", "image_tv"]
+        return conclusions(
+            rows,
+            predictors,
+            list(self.audit.attacks),
+            self.audit.metrics,
+            epoch=epoch,
+            step=step,
+        )
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Unit, direction, meaning and source of each quantity."""
+        return {**describe_scores(self.scores), **quantities(self.audit)}
+
+    def sentence(self, rows: Sequence[Row]) -> str | None:
+        """What the attacks achieved, in one line."""
+        return sentence(rows, list(self.audit.attacks))
+
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        audit = self.audit
+        return {
+            "name": self.name,
+            "scores": [s.name for s in self.scores],
+            "attacks": {kind: attack.name for kind, attack in audit.attacks.items()},
+            "metrics": list(audit.metrics),
+            "restarts": audit.restarts,
+            "radius": audit.radius,
+            "samples": audit.samples,
+            "defense": None if audit.perturb is None else _name(audit.perturb),
+            "every_n_epochs": self.every_n_epochs,
+            "at_start": self.at_start,
+            "solver": self.solver,
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _attack(
+    argument: str, given: Any, steps: int | None = None
+) -> tuple[Attack, int, StartKind]:
+    """As :func:`chosen_attack`; no generator beside the true images."""
+    found = chosen_attack(
+        argument,
+        given,
+        steps,
+        presets.get,
+        example="inverting-gradients",
+        optional=True,
+    )
+    engine: Any = found[0]
+    if argument == "worst_case" and getattr(engine, "only_normal_start", False):
+        raise ValueError(
+            f"worst_case begins beside the true images, and {engine.name} only at "
+            f"random latents; use it as attack=, and worst_case='gauss-newton'."
+        )
+    return found

@@ -1,0 +1,204 @@
+"""LeakageMonitor: leakage scores of fixed samples, during training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from leakwatch.callbacks._probing.step import Share, measure_share
+from leakwatch.callbacks._recording.run_metadata import describe_scores
+from leakwatch.callbacks.probe_callback import ProbeCallback
+from leakwatch.checks import check_flag, check_number
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.parameter_filters import check_filter
+from leakwatch.probes import ProbeSet
+from leakwatch.scores import Settings
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS
+
+__all__ = ["LeakageMonitor"]
+
+
+class LeakageMonitor(ProbeCallback):
+    """Scores how exposed fixed training samples are, every N epochs.
+
+    Add it to an existing Trainer and nothing else changes: training with the monitor
+    is bit-identical to training without it. Before training and at the end of each
+    N-th epoch (before validation, so that checkpoints and early stopping can use its
+    metrics) it differentiates each probe's gradient in the input and computes scores.
+    Values go to a ledger and an HTML report in the run's directory on local disk, and
+    as scalars and tables to the Trainer's loggers. Pictures stay on local disk.
+
+    A mistake in the configuration raises before the first training step. Whatever goes
+    wrong later becomes the status of the values concerned, with one warning; training
+    goes on.
+
+    ``ModelCheckpoint`` and ``EarlyStopping`` can monitor every key that is logged, such
+    as ``"leakwatch/i2f_psnr/worst"``, from the first batch on. In an epoch without a
+    probe a key keeps its value. After a probe that failed it is NaN, never an old
+    value; ``EarlyStopping`` stops on NaN unless told ``check_finite=False``.
+
+    Args:
+        probes: the samples to watch: a :class:`ProbeSet`, or how many to draw from the
+            training data, stratified by class.
+        scores: names or groups of scores: ``"lavp"``, ``"i2f"``, ``"bayes"``,
+            ``"norms"``. The norm of the gradient and the loss are always recorded.
+        every_n_epochs: how often; for other schedules override :meth:`should_probe`.
+        at_start: also before the first training step, recorded as epoch 0.
+        noise_std: standard deviation of the Gaussian noise assumed on each entry of a
+            shared per-sample gradient, in gradient units. I²F and the predicted PSNR
+            hold for that noise: give the noise that your training adds. If it adds
+            none, keep the small default, close to an undefended gradient; a large
+            noise that nobody adds makes every sample look safe.
+        epsilon: damping of I²F, in units of the eigenvalues of H; 0 or more.
+        prior_std: standard deviation of a pixel around the mean image, pixel units.
+            Default: measured on the data.
+        data_range: peak of the PSNR in pixel units. Default: 1 when ``mean`` and
+            ``std`` are known or all inputs lie in [0, 1], else the range of the probes.
+        mean: per channel, of the normalisation of the inputs. Default: from the
+            datamodule, the data set or its transforms. A :class:`ProbeSet` has its own.
+        std: as ``mean``.
+        target_psnr: dB, for the score ``noise_std_for_psnr``.
+        criterion: ``criterion(module, x, y)`` → one loss per sample. Default: accurate
+            cross-entropy of ``module(x)``.
+        solver: ``"auto"``, ``"exact"``, ``"lanczos"`` or ``"power"``.
+        dtype: ``"float32"`` or ``"float64"``, whatever the training precision.
+        max_memory: MiB for what stands for the Jacobian of one sample; above it
+            ``"auto"`` takes products alone, with estimates and bounds for what needs
+            the whole spectrum.
+        products: most products with the Jacobian that this takes for each task, see
+            :func:`leakwatch.score`. Fewer are faster, and their errors are larger.
+        parameters: which parameters are shared, if not all that require gradients:
+            names or patterns, such as ``"head"`` or ``["*.bias", "*lora*"]``.
+        layers: also record which share of Σλ is in the gradient of each layer, with a
+            heat map in the report. Costs next to nothing, and needs the exact solver.
+        seed: of the drawing of probes.
+        directory: of the ledger and the report. Default: ``name`` in the logger's
+            directory. Never overwrites another run: where one is recorded already, a
+            number is appended.
+        report: write ``report.html`` when training ends, if plotly is installed.
+        log_images: send the probes' pictures to remote loggers. They are private data.
+        verbose: print a line after each probe step.
+        name: first part of all log keys, and of the directory. Two monitors in one
+            Trainer need two names.
+
+    Raises:
+        TypeError: for arguments of the wrong kind; at the start of training, for
+            training data that no probes can be drawn from.
+        ValueError: for values out of range; unknown scores; before anything runs,
+            for probes that the module can't take, and ``parameters`` that match none.
+        RuntimeError: in ``setup``, under a strategy that shards parameters, or for two
+            monitors of one name; at the start of training, for a module whose gradient
+            can't be differentiated in the input.
+
+    Example:
+        >>> from leakwatch.callbacks import LeakageMonitor
+        >>> monitor = LeakageMonitor(every_n_epochs=5)
+    """
+
+    def __init__(
+        self,
+        probes: ProbeSet | int = 32,
+        scores: Sequence[str] = ("lavp", "i2f"),
+        *,
+        every_n_epochs: int = 1,
+        at_start: bool = True,
+        noise_std: float = 1e-4,
+        epsilon: float = 0.0,
+        prior_std: float | None = None,
+        data_range: float | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        target_psnr: float = 20.0,
+        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+        solver: str = "auto",
+        dtype: str = "float32",
+        max_memory: float = DEFAULT_MAX_MEMORY,
+        products: int = DEFAULT_PRODUCTS,
+        parameters: str | Sequence[str] | None = None,
+        layers: bool = False,
+        seed: int = 0,
+        directory: str | None = None,
+        report: bool = True,
+        log_images: bool = False,
+        verbose: bool = True,
+        name: str = "leakwatch",
+    ) -> None:
+        super().__init__(
+            probes,
+            scores,
+            every_n_epochs=every_n_epochs,
+            at_start=at_start,
+            noise_std=check_number("noise_std", noise_std, example=1e-4),
+            epsilon=epsilon,
+            prior_std=prior_std,
+            data_range=data_range,
+            mean=mean,
+            std=std,
+            target_psnr=target_psnr,
+            criterion=criterion,
+            solver=solver,
+            dtype=dtype,
+            max_memory=max_memory,
+            products=products,
+            seed=seed,
+            directory=directory,
+            report=report,
+            log_images=log_images,
+            verbose=verbose,
+            name=name,
+        )
+        if parameters is not None:
+            check_filter(parameters)
+        self.parameters = parameters
+        self.layers = check_flag("layers", layers)
+
+    def measure(
+        self,
+        module: LightningModule,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        settings: Settings,
+        *,
+        epoch: int,
+        step: int,
+        rank: int,
+        world_size: int,
+    ) -> Share:
+        """Scores probes rank, rank + world_size, …; never raises an error."""
+        return measure_share(
+            module,
+            gradients,
+            probes,
+            self.scores,
+            settings,
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            solver=self.solver,
+            max_memory=self.max_memory,
+            products=self.products,
+            layers=self.layers,
+        )
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Unit, direction, meaning and source of each score."""
+        return describe_scores(self.scores)
+
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        return {
+            "name": self.name,
+            "scores": [s.name for s in self.scores],
+            "every_n_epochs": self.every_n_epochs,
+            "at_start": self.at_start,
+            "solver": self.solver,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            **({"layers": True} if self.layers else {}),
+            **({"parameters": self.parameters} if self.parameters else {}),
+        }

@@ -1,0 +1,290 @@
+"""Coordinates of a layer's gradient tangents in which inner products are the same.
+
+Each form is a linear map from the tangents Δ, A of a layer's factors to a row of
+numbers, such that rows have the inner products of the gradient's tangents
+Ġ = Δᵀa + δᵀA. Put side by side they are a factor of H = JᵀJ, usually far smaller than
+J itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from leakwatch.derivatives.layers.calls import Call
+from leakwatch.derivatives.layers.taps import Layer
+from leakwatch.derivatives.layers.unfolding import spread, vectors
+
+# Numbers of gradients that are formed at once.
+_BLOCK = 2**23
+
+
+class Columns(Protocol):
+    """Coordinates of Ġ.
+
+    Attributes:
+        gradient: the gradient in the same coordinates, ``(width,)``.
+    """
+
+    gradient: Tensor
+
+    def of_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The part δᵀA, ``(k, width)``, from k tangents of a for each call."""
+
+
+@final
+class Plain:
+    """Ġ itself.
+
+    Args:
+        layer: the layer.
+        deltas: δ of each call.
+        inputs: a of each call.
+    """
+
+    def __init__(
+        self, layer: Layer, deltas: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        self._layer = layer
+        self._deltas, self._inputs = deltas, inputs
+        self._bias = layer.numbers - layer.calls[0].weight.numel()
+        self._vectors = [
+            a if call.elementwise else vectors(call, a)
+            for call, a in zip(layer.calls, inputs, strict=True)
+        ]
+        self._spread = [
+            spread(call, d).flatten(1, 2) if call.kind == "conv" else d
+            for call, d in zip(layer.calls, deltas, strict=True)
+        ]
+        self.gradient = self.of_deltas([d[None] for d in deltas])[0]
+
+    def of_deltas(self, deltas: Sequence[Tensor]) -> Tensor:
+        """The part Δᵀa and the bias' ΣΔ, ``(k, width)``."""
+        total = deltas[0].new_zeros(len(deltas[0]), self._layer.numbers)
+        size = self._layer.calls[0].weight.numel()
+        for call, a, d in zip(self._layer.calls, self._vectors, deltas, strict=True):
+            total[:, :size] += _products(call, a, d)
+            if self._bias:
+                total[:, size:] += _sums(call, d)
+        return total
+
+    def of_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The part δᵀA, ``(k, width)``; zero for the bias."""
+        k = len(inputs[0])
+        size = self._layer.calls[0].weight.numel()
+        total = inputs[0].new_zeros(k, size + self._bias)
+        for call, d, a in zip(self._layer.calls, self._spread, inputs, strict=True):
+            if call.elementwise:
+                part = _scaled(call, a * d)
+            elif call.kind == "linear":
+                tokens = a.reshape(k, -1, call.weight[1])
+                part = (d.reshape(-1, call.weight[0]).T @ tokens).view(k, -1)
+            else:
+                kernel = math.prod(call.weight[2:])
+                found = over_pixels(a.reshape(k, call.groups, -1, d.shape[2]), d)
+                found = found.view(*found.shape[:3], -1, kernel)
+                part = found.transpose(2, 3).reshape(k, -1)
+            total[:, :size] += part
+        return total
+
+
+@final
+class Isometric:
+    """Ġ of a linear layer with few tokens in bases of what it can be made of.
+
+    With orthonormal bases Q_a of the span of the a (bias: with a 1 appended) and Q_d
+    of that of the δ, the numbers [Ġ Q_a ; Q_dᵀ δᵀA (I − Q_a Q_aᵀ)] have the same inner
+    products as Ġ: T(C + P) numbers in place of C·P.
+
+    Args:
+        layer: a linear layer.
+        deltas: δ of each call.
+        inputs: a of each call.
+    """
+
+    def __init__(
+        self, layer: Layer, deltas: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        self._rows, self._columns = layer.calls[0].weight
+        d = self._tokens(deltas, self._rows, one=True)
+        a = self._tokens(inputs, self._columns, one=True)
+        self._bias = layer.bias is not None
+        seen = torch.cat((a, torch.ones_like(a[:, :1])), 1) if self._bias else a
+        q = torch.linalg.qr(seen.double().T).Q
+        along = torch.linalg.qr(d.double().T).Q
+        self._q = q.to(a)
+        self._root: Tensor = (seen.double() @ q).to(a)  # (T, columns of Q_a)
+        self._delta = d
+        self._turned: Tensor = (d.double() @ along).to(a)  # (T, columns of Q_d)
+        first = self.of_deltas([t[None] for t in deltas])[0]
+        rest = self._turned.shape[1] * len(self._q)
+        self.gradient = torch.cat((first, first.new_zeros(rest)))
+
+    def of_deltas(self, deltas: Sequence[Tensor]) -> Tensor:
+        """The first ``(k, C · columns of Q_a)`` coordinates; the rest is zero."""
+        d = self._tokens(deltas, self._rows)
+        if d.shape[1] == 1:  # several times faster than products of small matrices
+            return d[:, 0] * self._root
+        return (d.transpose(1, 2) @ self._root).flatten(1)
+
+    def of_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``(k, width)``."""
+        a = self._tokens(inputs, self._columns)
+        if a.shape[1] == 1:
+            return self._of_one(a[:, 0])
+        inside = a @ self._q[: self._columns]
+        outside = inside @ -self._q.T
+        outside[:, :, : self._columns] += a
+        found = (self._delta.T @ inside).flatten(1)
+        return torch.cat((found, (self._turned.T @ outside).flatten(1)), 1)
+
+    def _of_one(self, a: Tensor) -> Tensor:
+        k, columns, rows = len(a), self._columns, self._rows
+        inside = a @ self._q[:columns]
+        out = a.new_empty(k, rows + len(self._q))
+        out[:, :rows] = inside * self._delta[0]
+        size = float(self._turned)
+        out[:, rows : rows + columns] = torch.addmm(
+            a, inside, self._q[:columns].T, beta=size, alpha=-size
+        )
+        if self._bias:
+            out[:, -1:] = inside * (-size * self._q[-1])
+        return out
+
+    def _tokens(
+        self, parts: Sequence[Tensor], size: int, *, one: bool = False
+    ) -> Tensor:
+        if one:
+            return torch.cat([p.reshape(-1, size) for p in parts])
+        return torch.cat([p.reshape(len(p), -1, size) for p in parts], 1)
+
+
+@final
+class Ranged:
+    """Ġ in a basis of what can reach it, where few Δ span all of them.
+
+    δᵀA is linear in A and lies in the range of the map from inputs to gradients, whose
+    dimension is at most that of the input. Where all Δ are combinations of r known
+    ones, what lies outside of that range has r dimensions.
+
+    Args:
+        layer: a linear layer or a convolution that is called once.
+        delta: δ.
+        a: its input.
+        basis: the r known Δ, ``(r, *shape of δ)``.
+    """
+
+    def __init__(self, layer: Layer, delta: Tensor, a: Tensor, basis: Tensor) -> None:
+        call = self._call = layer.calls[0]
+        to = spread(call, delta.double()).flatten(1, 2)
+        # Pixels that no patch reaches, as with a stride, count for nothing.
+        kept = to.ne(0).any(1).any(0)
+        self._kept = None if bool(kept.all()) else kept.nonzero()[:, 0]
+        base, root = torch.linalg.qr(to[:, :, kept])
+        self._root = root.to(a)
+        blocks = torch.split(basis, max(1, _BLOCK // layer.numbers))
+        inside = torch.cat([_inside(layer, base, a, block) for block in blocks])
+        apart = _outside(layer, delta.double(), a.double(), basis.double(), inside)
+        self._rest = apart.shape[1]
+        self.moved = torch.cat((inside, apart[:-1]), 1).to(a)
+        own = self.of_inputs([a[None]])[0]
+        own[len(own) - self._rest :] = apart[-1]
+        self.gradient = own
+
+    def of_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The part δᵀA, ``(k, width)``."""
+        k, call = len(inputs[0]), self._call
+        if call.kind == "linear":
+            pixels = inputs[0].reshape(k, 1, -1, call.weight[1]).transpose(2, 3)
+        else:
+            pixels = inputs[0].reshape(k, call.groups, -1, math.prod(call.input[2:]))
+        if self._kept is not None:
+            pixels = pixels[..., self._kept]
+        found = over_pixels(pixels, self._root).flatten(1)
+        return torch.cat((found, found.new_zeros(k, self._rest)), 1)
+
+
+def over_pixels(a: Tensor, to: Tensor) -> Tensor:
+    """A matrix for each group applied to each channel.
+
+    Args:
+        a: ``(k, groups, channels, pixels)``.
+        to: ``(groups, m, pixels)``.
+
+    Returns:
+        ``(k, groups, channels, m)``.
+    """
+    if len(to) == 1:
+        return a @ to[0].T
+    found = torch.bmm(a.transpose(0, 1).flatten(1, 2), to.transpose(1, 2))
+    return found.view(len(to), *a[:, 0].shape[:2], -1).transpose(0, 1)
+
+
+def _inside(layer: Layer, base: Tensor, a: Tensor, deltas: Tensor) -> Tensor:
+    """Coordinates of Δᵀa in ``base``, the range of A ↦ δᵀA, ``(k, …)``, float64."""
+    call = layer.calls[0]
+    kernel = math.prod(call.weight[2:])
+    moved = _products(call, vectors(call, a.double()), deltas.double())
+    by_filter = moved.view(len(moved), call.groups, -1, call.weight[1], kernel)
+    by_channel = by_filter.transpose(2, 3).flatten(3)
+    return over_pixels(by_channel, base.transpose(1, 2)).flatten(1)
+
+
+def _outside(
+    layer: Layer, delta: Tensor, a: Tensor, basis: Tensor, inside: Tensor
+) -> Tensor:
+    """Coordinates of what of Δᵀa is outside of the range, and of the bias' gradient.
+
+    Returns:
+        ``(r + 1, r + 1)``: rows with the inner products that the r parts have; the
+        last is for the gradient.
+    """
+    call, r = layer.calls[0], len(basis)
+    seen = vectors(call, a)
+    if layer.bias is not None:
+        seen = torch.cat((seen, torch.ones_like(seen[..., :1])), 2)
+    root = torch.linalg.qr(seen.transpose(1, 2), mode="r").R.transpose(1, 2)
+    rows = [_by_position(call, part) for part in (basis, delta[None])]
+    flat = (rows[0] @ root).flatten(1)
+    squares = flat.new_zeros(r + 1, r + 1)
+    squares[:r, :r] = flat @ flat.T - inside @ inside.T
+    if layer.bias is not None:
+        sums = torch.cat([part.sum(3).flatten(1) for part in rows])
+        squares[r] = squares[:, r] = sums @ sums[r]
+    values, turn = torch.linalg.eigh(squares)
+    coordinates: Tensor = turn * values.clamp_min(0).sqrt()
+    return coordinates
+
+
+def _products(call: Call, a: Tensor, deltas: Tensor) -> Tensor:
+    """Δᵀa for k tangents, ``(k, elements of the weight)``."""
+    k = len(deltas)
+    if call.elementwise:
+        return _scaled(call, deltas * a)
+    return (_by_position(call, deltas) @ a).reshape(k, -1)
+
+
+def _sums(call: Call, deltas: Tensor) -> Tensor:
+    """The bias' part, ``(k, elements of the bias)``."""
+    if call.elementwise:
+        return _scaled(call, deltas)
+    return _by_position(call, deltas).sum(3).flatten(1)
+
+
+def _by_position(call: Call, deltas: Tensor) -> Tensor:
+    """``(k, groups, filters, T)``."""
+    if call.kind == "linear":
+        return deltas.reshape(len(deltas), 1, -1, call.weight[0]).transpose(2, 3)
+    return deltas.reshape(len(deltas), call.groups, -1, call.positions)
+
+
+def _scaled(call: Call, products: Tensor) -> Tensor:
+    """Products summed over all that shares an element of the scale."""
+    k, scales = len(products), call.weight.numel()
+    if call.kind == "features":
+        return products.reshape(k, -1, scales).sum(1)
+    return products.reshape(k, products.shape[1], scales, -1).sum((1, 3))

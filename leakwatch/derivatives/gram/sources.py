@@ -1,0 +1,241 @@
+"""Where tangents for H = JᵀJ come from: layers taken apart, or columns of J."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from leakwatch.derivatives.gradient_map import GradientMap
+from leakwatch.derivatives.gram.conv_factors import Products
+from leakwatch.derivatives.gram.forms import Plain
+from leakwatch.derivatives.gram.parts import Rows, choose, made, width_of
+from leakwatch.derivatives.gram.tangents import Parts, Taps, basis
+from leakwatch.derivatives.layers.taps import Layer
+from leakwatch.derivatives.runtime import Weights
+
+# Known Δ pay while there are at most this part of the directions.
+_FEW = 8
+# Relative; far above rounding, far below any real disagreement.
+CLOSE = 1e-4
+# A layer counts as wrong only by an error that is visible in the whole column, too.
+_VISIBLE = 1e-3
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One sample inside an evaluation.
+
+    Attributes:
+        gradients: the gradient map.
+        at: its weights.
+        x: the sample, without a batch dimension.
+        y: its label.
+        weight: factor on the loss.
+    """
+
+    gradients: GradientMap
+    at: Weights
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    @property
+    def size(self) -> int:
+        """d_x."""
+        return self.x.numel()
+
+    def taps(self, layers: dict[str, Layer], last: str) -> Taps:
+        """The network opened at some layers."""
+        return Taps(self.gradients, self.at, self.x, self.y, self.weight, layers, last)
+
+
+@final
+class Apart:
+    """Layers taken apart.
+
+    Args:
+        sample: the sample.
+        taps: the network opened at the layers.
+        known: how many Δ span all of them, or ``None``.
+
+    Attributes:
+        parts: all layers and other parameters.
+    """
+
+    def __init__(self, sample: Sample, taps: Taps, known: int | None) -> None:
+        self._taps, self._known = taps, known
+        x = sample.x
+        here = taps.here()
+        found: dict[str, Tensor] | None = None
+        if known is not None:
+            shape = here.deltas[taps.last].shape
+            rows = torch.eye(known, dtype=x.dtype, device=x.device).view(known, *shape)
+            found = basis(taps, rows, taps.chunk(frozenset(), outputs=True))
+        self.parts: Sequence[Rows | Products] = [
+            *(Rows(k, None, here.others[k].flatten()) for k in taps.others),
+            *(
+                made(layer, choose(layer, sample.size, known), here, found)
+                for layer in taps.layers.values()
+            ),
+        ]
+
+    def tangents(
+        self, directions: Tensor, keys: frozenset[str], names: frozenset[str]
+    ) -> tuple[Parts, Tensor | None]:
+        """Tangents along k directions, and how Δ is combined from known ones."""
+        if self._known is None:
+            return self._taps.everything(directions, keys, names), None
+        found = self._taps.forwards(directions, keys)
+        return found, found.deltas[self._taps.last].flatten(1)
+
+    def chunk(self, keys: frozenset[str], names: frozenset[str]) -> int:
+        """How many directions at once."""
+        return self._taps.chunk(keys, outputs=self._known is None)
+
+
+@final
+class Formed:
+    """Columns of J themselves.
+
+    Args:
+        sample: the sample.
+
+    Attributes:
+        parts: all parameters.
+    """
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        shared = sample.at.shared
+        self._sizes = {name: p.numel() for name, p in shared.items()}
+        g = sample.gradients(sample.x[None], sample.y[None], sample.weight[None])[0]
+        self.parts: Sequence[Rows | Products] = [
+            Rows(name, None, part)
+            for name, part in zip(
+                shared, torch.split(g, list(self._sizes.values())), strict=True
+            )
+        ]
+
+    def tangents(
+        self, directions: Tensor, keys: frozenset[str], names: frozenset[str]
+    ) -> tuple[Parts, Tensor | None]:
+        """Tangents along k directions."""
+        it = self._sample
+        rows = it.gradients.dense(
+            it.x, it.y, directions.view(len(directions), -1), it.weight
+        )
+        split = torch.split(rows, list(self._sizes.values()), 1)
+        return Parts(others=dict(zip(self._sizes, split, strict=True))), None
+
+    def chunk(self, keys: frozenset[str], names: frozenset[str]) -> int:
+        """How many directions at once."""
+        return self._sample.gradients.chunk(self._sample.at)
+
+
+def opened(
+    sample: Sample, layers: dict[str, Layer], last: str
+) -> tuple[Taps, int | None]:
+    """The network opened at its layers, and how many Δ span all of them, if known.
+
+    Args:
+        sample: the sample.
+        layers: those that come apart.
+        last: key of the last call.
+    """
+    formed = sample.gradients.formed
+    apart = {k: v for k, v in layers.items() if k not in formed}
+    end = apart.get(last.split("#")[0])
+    if end is not None and apart.keys() == layers.keys():
+        known = end.calls[-1].output.numel()
+        taps = sample.taps(apart, last)
+        v = random_direction(sample)
+        few = known * _FEW <= sample.size
+        if few and taps.piecewise_linear(v) and _through_last(taps):
+            return taps, known
+    # The elementwise weights of normalisations are few: as they are, they take least.
+    large = {k: v for k, v in apart.items() if not v.calls[0].elementwise}
+    return sample.taps(large, last), None
+
+
+def stored(sample: Sample, layers: dict[str, Layer], last: str) -> int:
+    """At most how many numbers are kept for each direction."""
+    taps, known = opened(sample, layers, last)
+    total = sum(p.numel() for p in taps.others.values())
+    for layer in taps.layers.values():
+        total += width_of(layer, choose(layer, sample.size, known), known)
+    return total
+
+
+def random_direction(sample: Sample) -> Tensor:
+    """Shaped like the sample, and always the same.
+
+    Not a constant one, to which a network that centres its input is blind.
+    """
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(sample.size, generator=generator, dtype=torch.float64)
+    return v.to(sample.x).view(sample.x.shape)
+
+
+def disagreeing(
+    taps: Taps,
+    known: int | None,
+    v: Tensor,
+    g: dict[str, Tensor],
+    column: dict[str, Tensor],
+) -> set[str]:
+    """Weights of layers whose factors don't give what autograd alone gives.
+
+    Args:
+        taps: the opened network.
+        known: how many Δ span all of them, or ``None``.
+        v: a direction, shaped like the sample.
+        g: the gradient by parameter.
+        column: its tangent along v.
+    """
+    if not taps.layers:
+        return set()
+    here = taps.here()
+    keys = frozenset(key for layer in taps.layers.values() for key in layer.keys)
+    if known is None:
+        moved = taps.everything(v[None], keys, frozenset())
+    else:
+        found = taps.forwards(v[None], keys)
+        moved = Parts(taps.backwards(found.deltas[taps.last]), found.inputs)
+    out: set[str] = set()
+    sizes = [_norm(list(parts.values())) for parts in (g, column)]
+    if not all(map(math.isfinite, sizes)):
+        return out
+    for name, layer in taps.layers.items():
+        form = Plain(
+            layer,
+            [here.deltas[k] for k in layer.keys],
+            [here.inputs[k] for k in layer.keys],
+        )
+        tangent = form.of_deltas([moved.deltas[k] for k in layer.keys])
+        tangent += form.of_inputs([moved.inputs[k] for k in layer.keys])
+        for mine, true, size in zip(
+            (form.gradient, tangent[0]), (g, column), sizes, strict=True
+        ):
+            whole = torch.cat([true[part].flatten() for part in layer.names])
+            most = max(_norm([mine]), _norm([whole]), _VISIBLE * size)
+            if not _norm([mine - whole]) <= CLOSE * most:
+                out.add(name)
+    return out
+
+
+def _through_last(taps: Taps) -> bool:
+    """Whether all that comes back to any call has come through the last one."""
+    deltas = taps.here().deltas
+    back = taps.backwards(deltas[taps.last][None])
+    apart = _norm([back[key][0] - delta for key, delta in deltas.items()])
+    return apart <= CLOSE * _norm(list(deltas.values()))
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(p.double().square().sum()) for p in parts))

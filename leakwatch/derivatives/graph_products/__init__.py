@@ -1,0 +1,1 @@
+"""J v and Jᵀu of a whole batch from one recorded graph."""

@@ -1,0 +1,339 @@
+"""J = ∂g/∂x of a batch of samples, as an operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from leakwatch.derivatives.gradient_map import GradientMap
+from leakwatch.derivatives.gram.gram import Gram, Workspace, gram
+from leakwatch.derivatives.graph_products.batch_products import BatchProducts
+from leakwatch.inputs import check_rows, check_samples
+
+# ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
+_SMALLEST_NORM = 1e-30
+
+
+@final
+class GradientJacobian:
+    """The Jacobian of each sample's gradient in its input, d_θ × d_x, never stored.
+
+    All products are taken with the loss divided by about ‖g‖, so J̃ = J/scale stays of
+    moderate size however confident the network is: H shrinks with the square of the
+    loss and would leave the range of float32 at a loss of 1e-20. ``scale`` holds the
+    factor in float64; H = scale² H̃, and (scale/‖g‖)² times H̃'s downdate is the
+    Hessian of the cosine distance.
+
+    Args:
+        gradients: the gradient map.
+        x: network inputs, ``(batch, ...)``.
+        y: labels, ``(batch,)``.
+        input_scale: d(input)/d(pixel) of each input element, ``(d_x,)``, normally
+            1/std of the normalisation; makes J a derivative with respect to pixels.
+            Default 1: with respect to network inputs.
+
+    Attributes:
+        unit_gradient: ĝ = g/‖g‖, ``(batch, d_θ)``, zero where g vanishes.
+        norm: ‖g‖, ``(batch,)``, float64.
+        scale: J/J̃, ``(batch,)``, float64: the power of two nearest to ‖g‖, or 1 where
+            g vanishes or is not finite.
+
+    Raises:
+        ValueError: if inputs and labels don't match, or ``input_scale`` has another
+            shape than ``(d_x,)``.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(3, 2)
+        >>> x, y = torch.rand(4, 3), torch.tensor([0, 1, 1, 0])
+        >>> jacobian = GradientJacobian(GradientMap(net, dtype=torch.float64), x, y)
+        >>> v = torch.rand(4, 3, dtype=torch.float64)
+        >>> u = torch.rand(4, 8, dtype=torch.float64)
+        >>> left = (u * jacobian.matvec(v)).sum(1)
+        >>> torch.testing.assert_close(left, (jacobian.rmatvec(u) * v).sum(1))
+    """
+
+    def __init__(
+        self,
+        gradients: GradientMap,
+        x: Float[Tensor, "batch ..."],
+        y: Shaped[Tensor, "batch ..."],
+        *,
+        input_scale: Float[Tensor, " d_x"] | None = None,
+    ) -> None:
+        check_samples(x, y)
+        self.gradients = gradients
+        self.x = x.detach()
+        self.y = y.detach().to(x.device)
+        d_x = self.x[0].numel()
+        if input_scale is None:
+            input_scale = torch.ones(d_x)
+        if input_scale.shape != (d_x,):
+            raise ValueError(
+                f"input_scale must have one entry per input element, ({d_x},), got "
+                f"{tuple(input_scale.shape)}."
+            )
+        self.input_scale = input_scale.to(x.device, gradients.dtype)
+        first = gradients(x, y).double().norm(dim=1)
+        usable = torch.isfinite(first) & (first > 0)
+        # A power of two: dividing by it rounds nothing, and the rounding of ‖g‖, which
+        # varies with the rest of the batch, does not reach the scores.
+        nearest = torch.exp2(first.clamp_min(_SMALLEST_NORM).log2().round())
+        self.scale = torch.where(usable, nearest, torch.ones_like(first))
+        self._workspace = Workspace()
+        self._weight = 1 / self.scale
+        unit = gradients(x, y, self._weight)
+        length = unit.double().norm(dim=1)
+        self.norm = length * self.scale
+        divisor = torch.where(length > 0, length, torch.ones_like(length))
+        self.unit_gradient = unit / divisor.to(unit.dtype)[:, None]
+        self._products = BatchProducts(
+            gradients, self.x, self.y, self._weight, self.unit_gradient, length
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(batch, d_θ, d_x)``."""
+        return len(self.x), self.unit_gradient.shape[1], self.input_scale.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products."""
+        return self.gradients.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the products are taken."""
+        return self.x.device
+
+    @property
+    def products(self) -> BatchProducts:
+        """What solvers take many products from; its ``way`` says how it forms them."""
+        return self._products
+
+    def matvec(self, v: Float[Tensor, "batch d_x"]) -> Float[Tensor, "batch d_theta"]:
+        """J v of each sample, ``(batch, d_θ)``; one jvp through a backward pass."""
+        check_rows("v", v, (len(self.x), self.input_scale.numel()))
+        scaled = v.to(self.dtype) * self.input_scale
+        there = self.gradients.jvp(self.x, self.y, scaled, self._weight)
+        return there * self.scale.to(self.dtype)[:, None]
+
+    def rmatvec(self, u: Float[Tensor, "batch d_theta"]) -> Float[Tensor, "batch d_x"]:
+        """Jᵀ u of each sample, ``(batch, d_x)``; one double backward pass."""
+        return self.normalized_rmatvec(u) * self.scale.to(self.dtype)[:, None]
+
+    def normalized_rmatvec(
+        self, u: Float[Tensor, "batch d_theta"]
+    ) -> Float[Tensor, "batch d_x"]:
+        """J̃ᵀ u = Jᵀu/scale, ``(batch, d_x)``."""
+        back = self.gradients.vjp(self.x, self.y, u.to(self.dtype), self._weight)
+        return back * self.input_scale
+
+    def normal(self, *, cosine: bool = False) -> NormalOperator:
+        """H̃ = J̃ᵀJ̃ as an operator for the spectrum solvers.
+
+        Args:
+            cosine: the Hessian of the cosine distance instead, H̃ − (J̃ᵀĝ)(J̃ᵀĝ)ᵀ
+                (LAVP, Theorem 4).
+        """
+        along = None
+        if cosine:
+            along = self._products.pull(self.unit_gradient) * self.input_scale
+        return NormalOperator(self, along)
+
+    def gram(
+        self, sample: int, *, max_memory: float | None = None, by_layer: bool = False
+    ) -> Gram:
+        """H̃ of one sample as a dense float64 matrix, and J̃ᵀĝ.
+
+        Args:
+            sample: position in the batch.
+            max_memory: MiB that may be kept of J̃ at a time; default: all that it takes.
+            by_layer: also find λ_1 of what each module adds to H̃.
+
+        Returns:
+            H̃ ``(d_x, d_x)`` (multiply by ``scale[sample]**2`` for H), J̃ᵀĝ ``(d_x,)``,
+            and what each module adds to the trace of H̃.
+        """
+        return gram(
+            self.gradients,
+            self.x[sample],
+            self.y[sample],
+            weight=self._weight[sample],
+            input_scale=self.input_scale,
+            norm=float(self.norm[sample] / self.scale[sample]),
+            workspace=self._workspace,
+            max_memory=max_memory,
+            by_layer=by_layer,
+        )
+
+    def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
+        """J of one sample as a dense matrix, for small networks and checks."""
+        directions = torch.diag(self.input_scale)
+        rows = self.gradients.dense(
+            self.x[sample], self.y[sample], directions, self._weight[sample]
+        )
+        return rows.T * self.scale[sample].to(self.dtype)
+
+    def rounding(self, sample: int, directions: int = 3) -> float:
+        """How far rounding has moved J̃ of one sample: an estimate of ‖ΔJ̃‖_F.
+
+        Tangents along a few random directions are formed in float32 and in float64.
+        Their difference is the error of float32; float64 loses as many digits of its
+        own. Entries of J are usually good to a few units of machine precision, but a
+        network that centres or rescales its input loses more, as many digits as the
+        input has in common with what is subtracted from it.
+
+        Args:
+            sample: position in the batch.
+            directions: how many directions; the estimate is off by about
+                ``1/√(2 · directions)`` of itself, less where many entries err.
+
+        Returns:
+            The estimate, infinite where float32 gives no number.
+
+        Raises:
+            RuntimeError: whatever the network raises in the other precision.
+        """
+        n = self.input_scale.numel()
+        generator = torch.Generator().manual_seed(0)
+        v = torch.randn(directions, n, generator=generator, dtype=torch.float64)
+        v = (v / v.norm(dim=1, keepdim=True)).to(self.device)
+        x = self.x[sample].float()
+        columns = [
+            self.gradients.in_dtype(kind)
+            .dense(
+                x,
+                self.y[sample],
+                # Rounded directions for both, or their rounding would count.
+                v.float().to(kind) * self.input_scale.float().to(kind),
+                self._weight[sample],
+            )
+            .double()
+            for kind in (torch.float32, torch.float64)
+        ]
+        apart = float((columns[0] - columns[1]).square().sum())
+        found = math.sqrt(n / directions * apart) if apart >= 0 else math.inf
+        unit = torch.finfo(self.dtype).eps / torch.finfo(torch.float32).eps
+        return found * unit
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NormalOperator:
+    """v ↦ J̃ᵀJ̃v for a batch, with the cosine distance's downdate when asked.
+
+    Satisfies :class:`leakwatch.spectrum.SymmetricOperator`, and with the two halves
+    `forward` and `backward` :class:`leakwatch.spectrum.FactorOperator`: for the cosine
+    distance the factor is (I − ĝĝᵀ)J̃.
+
+    Attributes:
+        jacobian: the Jacobian.
+        along: J̃ᵀĝ, ``(batch, d_x)``, for the cosine distance; ``None`` for L2.
+    """
+
+    jacobian: GradientJacobian
+    along: Float[Tensor, "batch d_x"] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return self.jacobian.shape[0]
+
+    @property
+    def size(self) -> int:
+        """d_x."""
+        return self.jacobian.shape[2]
+
+    @property
+    def rows(self) -> int:
+        """d_θ, the rows of the factor."""
+        return self.jacobian.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products."""
+        return self.jacobian.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the products are taken."""
+        return self.jacobian.device
+
+    def matvec(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """H̃ v; rows where ``active`` is False are skipped and come back as zeros."""
+        check_rows("v", v, (self.batch_size, self.size))
+        j = self.jacobian
+
+        def product(part: Tensor, rows: Tensor | None) -> Tensor:
+            out = j.products.normal(part.to(j.dtype) * j.input_scale, rows)
+            out = out * j.input_scale
+            if self.along is not None:
+                t = self.along if rows is None else self.along[rows]
+                out = out - t * (t * part.to(t.dtype)).sum(1, keepdim=True)
+            return out
+
+        return _where_active(product, v, active, self.size)
+
+    def forward(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch rows"]:
+        """J̃ v, without its part along ĝ for the cosine distance."""
+        check_rows("v", v, (self.batch_size, self.size))
+        j = self.jacobian
+
+        def product(part: Tensor, rows: Tensor | None) -> Tensor:
+            scaled = part.to(j.dtype) * j.input_scale
+            return self._across(j.products.push(scaled, rows), rows)
+
+        return _where_active(product, v, active, self.rows)
+
+    def backward(
+        self,
+        u: Float[Tensor, "batch rows"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """J̃ᵀ u, of the part of u across ĝ for the cosine distance."""
+        check_rows("u", u, (self.batch_size, self.rows))
+        j = self.jacobian
+
+        def product(part: Tensor, rows: Tensor | None) -> Tensor:
+            across = self._across(part, rows).to(j.dtype)
+            return j.products.pull(across, rows) * j.input_scale
+
+        return _where_active(product, u, active, self.size)
+
+    def _across(self, u: Tensor, rows: Tensor | None) -> Tensor:
+        if self.along is None:
+            return u
+        unit = self.jacobian.unit_gradient
+        unit = unit if rows is None else unit[rows]
+        return u - unit * (unit * u.to(unit.dtype)).sum(1, keepdim=True)
+
+
+def _where_active(
+    product: Callable[[Tensor, Tensor | None], Tensor],
+    v: Float[Tensor, "batch columns"],
+    active: Bool[Tensor, " batch"] | None,
+    width: int,
+) -> Float[Tensor, "batch width"]:
+    """A product of the active rows; the others are skipped and come back as zeros."""
+    if active is None or bool(active.all()):
+        return product(v, None)
+    if not bool(active.any()):
+        return v.new_zeros(len(v), width)
+    rows = active.nonzero()[:, 0]
+    out = product(v[rows], rows)
+    return out.new_zeros(len(v), width).index_copy(0, rows, out)

@@ -1,0 +1,1 @@
+"""A network taken apart at its calls with a weight: the layers and their products."""

@@ -1,0 +1,163 @@
+"""Criterion and network as one function of weights, input and label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from leakwatch.derivatives.runtime.restore import Attributes, members, restore
+from leakwatch.derivatives.runtime.weight_caches import Caches
+
+__all__ = ["Criterion", "PlainTensors", "SampleLoss", "Weights"]
+
+Criterion: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one evaluation holds constant: shared parameters by name, and the rest."""
+
+    shared: dict[str, Tensor]
+    fixed: dict[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        """Number of shared entries."""
+        return sum(p.numel() for p in self.shared.values())
+
+
+class PlainTensors:
+    """Lets a forward write into copies of tensors that are not buffers.
+
+    Attributes:
+        written: names of those that a forward writes into, once known; ``None``
+            before, when each of them may be.
+        addresses: which of them a storage stands for in the current forward, or
+            ``None`` while nobody asks.
+    """
+
+    def __init__(self) -> None:
+        self.written: frozenset[str] | None = None
+        self.addresses: dict[int, str] | None = None
+
+    def copy(self, module: nn.Module) -> None:
+        """Puts copies in place of the tensors that may be written into."""
+        if self.written == frozenset():
+            return
+        for where, m in module.named_modules():
+            for key, value in list(vars(m).items()):
+                name = f"{where}.{key}"
+                known = self.written is None or name in self.written
+                if type(value) is Tensor and known:
+                    copy = vars(m)[key] = value.detach().clone()
+                    # Under a transform a tensor has no storage to speak of.
+                    if self.addresses is not None and copy.layout == torch.strided:
+                        self.addresses[copy.untyped_storage().data_ptr()] = name
+
+
+class SampleLoss(nn.Module):
+    """Criterion and module as one module, so that their parameters can be replaced.
+
+    Args:
+        module: the network.
+        criterion: one loss per sample. When it is itself a module, its parameters are
+            trained and shared like those of the network.
+
+    Attributes:
+        tensors: those of the module that are neither parameters nor buffers.
+        caches: what a forward would keep for the next; evaluations find them empty.
+        only: names of the parameters that may be shared; ``None`` for all.
+    """
+
+    def __init__(self, module: nn.Module, criterion: Criterion) -> None:
+        super().__init__()
+        self.module = module
+        self.criterion = criterion
+        self._holds = False
+        self.tensors = PlainTensors()
+        self.caches = Caches()
+        self.only: frozenset[str] | None = None
+
+    def shares(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether the gradient of a parameter is shared: trained, and not left out."""
+        return parameter.requires_grad and (self.only is None or name in self.only)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The losses of a batch; whatever it does to plain attributes is undone."""
+        kept = Attributes(self)
+        self.caches.empty()
+        self.tensors.copy(self.module)
+        try:
+            loss: object = self.criterion(self.module, x, y)
+        finally:
+            self.caches.look()
+            kept.put_back()
+        if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
+            given = (
+                f"shape {tuple(loss.shape)}"
+                if isinstance(loss, Tensor)
+                else f"a {type(loss).__name__}"
+            )
+            raise ValueError(
+                f"criterion(module, x, y) must return one loss per sample, shape "
+                f"({len(y)},), but returned {given}; use reduction='none'."
+            )
+        return loss
+
+    def sample(
+        self,
+        shared: dict[str, Tensor],
+        fixed: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of one sample, alone in its batch, as a function of everything.
+
+        Input and buffers are copied: a forward may write into them, and what it wrote
+        for one sample must not reach the next.
+        """
+        buffers = {name for name, _ in self.named_buffers()}
+        fixed = {k: t.clone() if k in buffers else t for k, t in fixed.items()}
+        loss = self.batch(shared | fixed, x[None].clone(), y[None].clone())
+        return loss[0] if weight is None else loss[0] * weight
+
+    def batch(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The losses of a batch with ``tensors`` in place of the module's own, by name.
+
+        Not by ``torch.func.functional_call``: in Torch 2.14 that leaves the replaced
+        tensors behind in a submodule that is registered under two names.
+        """
+        before = members(self)
+        names = {
+            id(t): name for name, t in (*self.named_buffers(), *self.named_parameters())
+        }
+        try:
+            for space, own in before:
+                for key, t in own.items():
+                    if t is not None and names[id(t)] in tensors:
+                        space[key] = tensors[names[id(t)]]
+            loss: Tensor = self(x, y)
+            return loss
+        finally:
+            if not self._holds:
+                restore(before)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, replaced tensors stay until the next evaluation.
+
+        Checkpointed parts of a forward run again during the backward pass.
+        """
+        before, held = members(self), self._holds
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = held
+            restore(before)

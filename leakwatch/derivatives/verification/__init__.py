@@ -1,0 +1,8 @@
+"""What can be trusted about a module's derivatives, found out once, on two samples."""
+
+from __future__ import annotations
+
+from leakwatch.derivatives.verification.forward_watch import refuse_stray_reads
+from leakwatch.derivatives.verification.verify import Path, examine
+
+__all__ = ["Path", "examine", "refuse_stray_reads"]

@@ -1,0 +1,217 @@
+"""g, J v and Jᵀ u by every way of differentiating, compared on one sample."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from leakwatch.derivatives.autodiff import (
+    Product,
+    gradient,
+    gradient_by_graph,
+    graph,
+    pulled,
+    pulled_back,
+    pulled_by_graph,
+    pulled_by_reverse,
+    pushed,
+    pushed_by_graph,
+    pushed_by_reverse,
+)
+from leakwatch.derivatives.runtime import SampleLoss, Weights
+from leakwatch.derivatives.verification.failures import Failure, attempt, first_line
+from leakwatch.derivatives.verification.general_position import normal, scale
+from leakwatch.derivatives.verification.rounding import AGREEMENT, Rounding
+
+__all__ = ["Products", "in_general_position"]
+
+# Relative steps of the finite difference. At the first, few ReLUs of a network cross
+# their kink and float64 leaves seven digits; the others are for larger networks and
+# for those with a rougher arithmetic of their own.
+_STEPS = (1e-7, 1e-9, 1e-5, 1e-3, 1e-2)
+_HIDDEN = 2e-2
+
+
+class Products:
+    """g, J v and Jᵀ u of two samples at one v and u, by every way."""
+
+    def __init__(
+        self, loss: SampleLoss, at: Weights, xs: Tensor, ys: Tensor, rounding: Rounding
+    ) -> None:
+        self.loss, self.at, self.xs, self.ys = loss.sample, at, xs, ys
+        self.rounding = rounding
+        self.v, self.u = normal(xs, xs.shape[1:]), normal(xs, (at.size,))
+        norms = torch.stack([self._norm(x, y) for x, y in zip(xs, ys, strict=True)])
+        self.conclusive = bool(((norms > 0) & torch.isfinite(norms)).all())
+        # A confident sample's derivatives would leave the range of float32.
+        safe = torch.where(norms > 0, norms.clamp_min(1e-30), torch.ones_like(norms))
+        self.w = (1 / safe).to(xs)
+
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """The first sample's g and Jᵀ u by double backward."""
+        sample = graph(self.loss, self.at, self.xs[0], self.ys[0], self.w[0])
+        return sample[1].detach(), pulled_back(sample, self.u).reshape(-1)
+
+    def by_loop(self) -> Tensor:
+        """The first sample's J v by double backward."""
+        x, y, w = self.xs[0], self.ys[0], self.w[0]
+        return pushed_by_graph(self.loss, self.at, x, y, w, self.v)
+
+    def batched(self, product: Callable[..., Tensor], *direction: Tensor) -> Tensor:
+        """The first sample's result, evaluated together with the second."""
+
+        def one(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+            return product(self.loss, self.at, x, y, w, *direction)
+
+        out: Tensor = vmap(one)(self.xs, self.ys, self.w)
+        return out[0].detach()
+
+    def ways(
+        self, slow: tuple[Tensor, Tensor] | None
+    ) -> tuple[Product, Product, Failure | None]:
+        """The cheapest J v and Jᵀ u that agree with the loop, or why there is none.
+
+        Of J v the agreement is that of ⟨u, J v⟩ with ⟨Jᵀ u, v⟩: by the loop it would
+        cost more than everything else together.
+        """
+        failures: list[Failure] = []
+
+        def image(product: Callable[..., Tensor], *direction: Tensor) -> Tensor | None:
+            run = functools.partial(self.batched, product, *direction)
+            found: Tensor | None
+            found, error = attempt(run)
+            if error is not None:
+                detail = f" ({first_line(error)})"
+                failures.append(Failure(run, "can't transform it", detail))
+            return found
+
+        def differ(product: Callable[..., Tensor], *direction: Tensor) -> None:
+            run = functools.partial(self.batched, product, *direction)
+            text = "and double backward differ, and the latter is used"
+            failures.append(Failure(run, text))
+
+        g = image(gradient)
+        if g is not None and slow is not None and not self.agree(g, slow[0], self._g):
+            differ(gradient)
+        if failures:
+            return pushed, pulled, failures[0]
+        for pull in (pulled, pulled_by_reverse):
+            back = image(pull, self.u)
+            if back is None:
+                continue
+            if slow is not None and not self.agree(back, slow[1], self._back):
+                differ(pull, self.u)
+                continue
+            for push in (pushed, pushed_by_reverse):
+                there = image(push, self.v)
+                if there is None:
+                    continue
+                if self.adjoint(there, back):
+                    return push, pull, None
+                differ(push, self.v)
+        return pushed, pulled, failures[0]
+
+    def agree(
+        self, a: Tensor, b: Tensor, result: Callable[[Weights, Tensor], Tensor]
+    ) -> bool:
+        """Equal but for rounding; not a number agrees with everything."""
+        size = max(float(a.double().norm()), float(b.double().norm()))
+        return self._same(float((a.double() - b.double()).norm()), size, result)
+
+    def adjoint(self, there: Tensor, back: Tensor) -> bool:
+        """Whether ⟨u, J v⟩ = ⟨Jᵀ u, v⟩ but for rounding."""
+        one = there.double() @ self.u.double()
+        other = back.double() @ self.v.double().reshape(-1)
+        size = max(float(there.double().norm()), float(back.double().norm()))
+        return self._same(float((one - other).abs()), size, self._back)
+
+    def _same(
+        self, gap: float, size: float, result: Callable[[Weights, Tensor], Tensor]
+    ) -> bool:
+        if not gap > self._allowed(size):
+            return True
+        found, _ = attempt(
+            lambda: self.rounding.explains(gap, result, self.at, self.xs[0])
+        )
+        return bool(found)
+
+    def _allowed(self, size: float) -> float:
+        # ‖g‖ is 1, and so is what rounding is measured against.
+        noise = 30 * torch.finfo(self.xs.dtype).eps
+        return AGREEMENT[self.xs.dtype] * size + noise
+
+    def _g(self, at: Weights, x: Tensor) -> Tensor:
+        return gradient_by_graph(self.loss, at, x, self.ys[0], self.w[0])
+
+    def _back(self, at: Weights, x: Tensor) -> Tensor:
+        return pulled_by_graph(self.loss, at, x, self.ys[0], self.w[0], self.u)
+
+    def hidden_dependence(
+        self, path: Literal["vmap", "loop"], push: Product
+    ) -> list[str]:
+        """Compares J v with (g(x + εv) − g(x − εv))/2ε: nothing can hide from that."""
+        at, f, y, w = self.at, self.loss, self.ys[0], self.w[0]
+        x = self.xs[0]
+        v = scale(x) * self.v
+        loop = path == "loop"
+        g = gradient_by_graph if loop else gradient
+        exact = (pushed_by_graph if loop else push)(f, at, x, y, w, v)
+        settled, last = False, torch.full_like(self.u, torch.nan)
+        for step in _STEPS:
+            ahead, behind = (g(f, at, x + s * v, y, w) for s in (step, -step))
+            change = (ahead - behind) / (2 * step)
+            size = torch.maximum(change.norm(), exact.norm())
+            if bool((change - exact).norm() <= _HIDDEN * size + 1e-13 / step):
+                return []
+            size = torch.maximum(change.norm(), last.norm())
+            settled |= bool((change - last).norm() <= _HIDDEN * size + 1e-13 / step)
+            last = change
+        if not bool(torch.isfinite(exact).all()):
+            return []
+        if not settled:
+            return [
+                "no finite difference of its gradient settles (every step gives "
+                "another slope), so whether part of its forward is constant to "
+                "autograd could not be found out"
+            ]
+        return [
+            "the gradient changes with the input in ways that its derivatives do not "
+            "show: part of the forward is constant to autograd (detach, no_grad, "
+            ".data, rounding, or a custom autograd.Function whose backward is not "
+            "differentiable), and that part is left out"
+        ]
+
+    def _norm(self, x: Tensor, y: Tensor) -> Tensor:
+        one = x.new_ones(())
+        common = self.loss, self.at, x, y, one
+        g, _ = attempt(lambda: gradient_by_graph(*common))
+        if g is None:
+            g, _ = attempt(lambda: gradient(*common))
+        if g is None:
+            g = one * torch.nan
+        norm: Tensor = torch.linalg.vector_norm(g, dtype=torch.float64)
+        return norm
+
+
+def in_general_position(
+    loss: SampleLoss,
+    at: Weights,
+    shaken: Weights,
+    xs: Tensor,
+    ys: Tensor,
+    rounding: Rounding,
+) -> Products:
+    """Products at weights and inputs in general position, if these give a gradient.
+
+    What is found holds for the rest of a training, so it must not rest on what is
+    zero at its start: the weights of a last layer, biases, a blank background.
+    """
+    moved = xs + 0.01 * scale(xs) * normal(xs, xs.shape, seed=1)
+    shared = {name: t.to(xs) for name, t in shaken.shared.items()}
+    products = Products(loss, Weights(shared, at.fixed), moved, ys, rounding)
+    return products if products.conclusive else Products(loss, at, xs, ys, rounding)

@@ -1,0 +1,66 @@
+"""ViT-B/16 through torchvision."""
+
+from __future__ import annotations
+
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.models import vit_b_16
+
+from leakwatch.models.architectures.adaptation import with_channels
+from leakwatch.models.checks import height_width, positive_int
+
+_PATCH = 16
+
+
+@final
+class ViTB16(nn.Module):
+    """torchvision's ViT-B/16, untrained.
+
+    Dosovitskiy et al., "An Image is Worth 16×16 Words" (ICLR 2021): width 768, 12
+    heads, 12 blocks; 86,567,656 parameters for 1000 classes at 224×224.
+
+    As in torchvision the last layer starts at zero, so that before the first step
+    only that layer has a gradient. To probe the untrained network use
+    `LitClassifier(..., initialization="xavier")`, which fills that layer too.
+
+    Args:
+        in_channels: Channels of the input image.
+        num_classes: Number of logits.
+        image_size: Side of a square image, in pixels: a multiple of 16.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is below 1, or the image isn't a square that patches of 16
+            pixels fill.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        image_size: int | tuple[int, int] = 224,
+    ) -> None:
+        super().__init__()
+        channels = positive_int("in_channels", in_channels)
+        height, width = height_width(image_size)
+        if height != width or height % _PATCH:
+            raise ValueError(
+                "ViTB16 needs square images with a side that is a multiple of "
+                f"{_PATCH}, such as image_size=224, got {height}×{width}."
+            )
+        net = vit_b_16(
+            weights=None,
+            num_classes=positive_int("num_classes", num_classes),
+            image_size=height,
+        )
+        net.conv_proj = with_channels(net.conv_proj, channels)
+        self.net = net
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return logits."""
+        logits: Tensor = self.net(x)
+        return logits

@@ -1,0 +1,1 @@
+"""Plotly figures, the same for the report and for Weights & Biases."""

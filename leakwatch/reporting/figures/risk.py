@@ -1,0 +1,273 @@
+"""Figures over training, the same ones for W&B and for the HTML report.
+
+Each function takes plain rows and returns a plotly figure, or None when there is
+nothing to draw. Unusable values are gaps and are counted in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from leakwatch.reporting.figures import style
+from leakwatch.reporting.figures.extras import require
+from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
+from leakwatch.reporting.ledger.table import Column, LedgerTable
+from leakwatch.reporting.quantities import (
+    ACHIEVED,
+    HEADLINES,
+    Quantity,
+    describe,
+)
+from leakwatch.reporting.statistics.aggregates import (
+    describe_counts,
+    summarize,
+    worst_samples,
+)
+from leakwatch.reporting.words import (
+    CLEARLY_ABOVE,
+    HARDLY_BELOW,
+    count,
+    moment_words,
+    number,
+)
+
+
+def risk_over_epochs(
+    rows: Iterable[Row] | LedgerTable,
+    quantities: Mapping[str, Quantity] | None = None,
+    class_names: Sequence[str] | None = None,
+    *,
+    worst: int = 4,
+    height: int = 420,
+    noise_std: float | None = None,
+    floor: float | None = None,
+) -> Any | None:
+    """Draw each quantity over training: median, 5–95 % band, most exposed samples.
+
+    Args:
+        rows: Rows of the whole run.
+        quantities: Descriptions, which give units and directions.
+        class_names: Names of the classes, by label.
+        worst: How many of the latest step's most exposed samples get a line.
+        height: Height in pixels.
+        noise_std: Noise that the predictions assume, for the subtitle.
+        floor: PSNR (dB) of a blind guess, drawn as a line.
+
+    Returns:
+        A plotly figure, with a menu when there is more than one quantity.
+    """
+    table = LedgerTable.of(rows)
+    if not table.quantities:
+        return None
+    groups: dict[str, list[Any]] = {}
+    layouts: dict[str, dict[str, Any]] = {}
+    for name in style.ordered(table.quantities):
+        quantity = describe(name, quantities)
+        groups[name], layouts[name] = _risk_traces(
+            table, quantity, class_names, worst=worst, floor=floor
+        )
+    subtitle = "median and 5–95 % of the watched samples, most exposed samples as lines"
+    if noise_std is not None:
+        subtitle += f"; predictions assume noise of std {noise_std:g}"
+    figure = style.new_figure("Exposure during training", subtitle, height)
+    style.add_menu(figure, groups, layouts, quantities)
+    return figure
+
+
+def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any | None:
+    """Draw the seconds that each probe took; hovering shows the share of training."""
+    table = LedgerTable.of(rows)
+    seconds = {
+        moment: row.value
+        for (moment, name), row in sorted(table.run_level.items())
+        if name == "seconds" and row.usable
+    }
+    if not seconds:
+        return None
+    graph = require("plotly.graph_objects", "A figure")
+    x, x_title = style.moment_axis(list(seconds))
+    shares = [table.run_level.get((moment, "time_fraction")) for moment in seconds]
+    figure = style.new_figure(
+        "Time spent on probes",
+        f"{number(math.fsum(seconds.values()))} s in {count(len(seconds), 'probe')}",
+        height,
+        showlegend=False,
+        bargap=0.4,
+    )
+    figure.add_trace(
+        graph.Bar(
+            x=x,
+            y=style.drawable(list(seconds.values())),
+            marker_color=style.BLUE,
+            # Plotly lets a lone bar fill the axis.
+            width=0.25 if len(x) == 1 else None,
+            customdata=[_share_words(share) for share in shares],
+            hovertemplate="%{x}: %{y:.3g} s<br>%{customdata}<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title_text=x_title, showgrid=False, **style.whole_ticks(x))
+    if len(x) == 1:
+        figure.update_xaxes(range=[x[0] - 1, x[0] + 1])
+    figure.update_yaxes(title_text="seconds per probe", rangemode="tozero")
+    return figure
+
+
+def _share_words(share: Row | None) -> str:
+    if share is not None and share.usable:
+        return f"{share.value:.1%} of training time so far"
+    if share is not None and status_word(share.status) == "undefined":
+        return style.text(status_reason(share.status) or "share not defined yet")
+    return "share of training time not recorded"
+
+
+def _risk_traces(
+    table: LedgerTable,
+    quantity: Quantity,
+    class_names: Sequence[str] | None,
+    *,
+    worst: int,
+    floor: float | None,
+) -> tuple[list[Any], dict[str, Any]]:
+    graph = require("plotly.graph_objects", "A figure")
+    moments = table.moments_of(quantity.name)
+    columns = [table.columns[moment, quantity.name] for moment in moments]
+    summaries = [summarize(column, quantity.sign) for column in columns]
+    x, x_title = style.moment_axis(moments)
+    median = [summary.median for summary in summaries]
+    low = [summary.p05 for summary in summaries]
+    high = [summary.p95 for summary in summaries]
+    traces: list[Any] = []
+    if len(moments) > 1:
+        edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+        fill = style.translucent(style.BLUE, 0.2)
+        traces.append(
+            graph.Scatter(x=x, y=style.drawable(low), showlegend=False, **edge)
+        )
+        traces.append(
+            graph.Scatter(
+                x=x,
+                y=style.drawable(high),
+                fill="tonexty",
+                fillcolor=fill,
+                name="5–95 %",
+                legendrank=2,
+                **edge,
+            )
+        )
+    last = columns[-1]
+    chosen = worst_samples(last, quantity.sign, worst)
+    for colour, sample in zip(style.LINES * worst, chosen, strict=False):
+        label = last.labels[last.samples.index(sample)]
+        cells = [column.at(sample) for column in columns]
+        name = style.sample_name(sample, label, class_names)
+        usable = [
+            column.usable[column.samples.index(sample)]
+            if sample in column.samples
+            else False
+            for column in columns
+        ]
+        traces.append(
+            graph.Scatter(
+                x=x,
+                y=style.drawable(
+                    [
+                        v if ok else math.nan
+                        for (v, _), ok in zip(cells, usable, strict=True)
+                    ]
+                ),
+                mode="lines+markers",
+                line={"width": 1.3, "color": colour},
+                marker={"size": 5 if len(x) > 1 else 8},
+                name=name,
+                legendrank=3,
+                customdata=[style.text(status) for _, status in cells],
+                hovertemplate=(
+                    "%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>"
+                ),
+            )
+        )
+    traces.append(
+        graph.Scatter(
+            x=x,
+            y=style.drawable(median),
+            mode="lines+markers",
+            line={"width": 3, "color": style.BLUE},
+            marker={"size": 7},
+            name="median",
+            legendrank=1,
+            error_y=_bars_of_one(median, low, high),
+            customdata=[
+                f"{moment_words(moment)}<br>5–95 %: {number(s.p05)} to {number(s.p95)}"
+                f"<br>{s.used} of {s.count} samples usable"
+                + (f" ({describe_counts(s.excluded)})" if s.excluded else "")
+                for moment, s in zip(moments, summaries, strict=True)
+            ],
+            hovertemplate="median %{y:.4g}<br>%{customdata}<extra></extra>",
+        )
+    )
+    drawn = np.concatenate([column.values[column.usable] for column in columns])
+    layout = {
+        "xaxis.title.text": x_title,
+        **{f"xaxis.{key}": value for key, value in style.whole_ticks(x).items()},
+        "yaxis.title.text": style.axis_title(quantity),
+        "yaxis.type": style.axis_type(drawn, quantity),
+        "shapes": _rules_of_thumb(quantity, floor) if drawn.size else [],
+        "annotations": _excuse([s.reason for s in summaries if s.used == 0], columns),
+    }
+    return traces, layout
+
+
+def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:
+    """Return lines where predicted pictures become recognisable, and the floor."""
+    if quantity.name not in (*HEADLINES, *ACHIEVED):
+        return []
+    lines = [
+        (CLEARLY_ABOVE, "clearly recognisable above", "bottom"),
+        (HARDLY_BELOW, "hardly recognisable below", "top"),
+    ]
+    if floor is not None:
+        lines.append((floor, "blind guess", "bottom"))
+    return [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": level,
+            "y1": level,
+            "layer": "below",
+            "line": {"color": style.GREY, "width": 1, "dash": "dot"},
+            "label": {
+                "text": words,
+                "textposition": "end",
+                "yanchor": anchor,
+                "font": {"size": 10, "color": style.GREY},
+            },
+        }
+        for level, words, anchor in lines
+    ]
+
+
+def _bars_of_one(
+    median: list[float], low: list[float], high: list[float]
+) -> dict[str, Any] | None:
+    """Return error bars for a single probe, whose band would have no width."""
+    if len(median) != 1 or not np.isfinite([*median, *low, *high]).all():
+        return None
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high[0] - median[0]],
+        "arrayminus": [median[0] - low[0]],
+        "thickness": 2,
+    }
+
+
+def _excuse(reasons: list[str], columns: Sequence[Column]) -> list[dict[str, Any]]:
+    if len(reasons) < len(columns):
+        return []
+    return [style.note(f"<b>Not known</b>, which is not safe:<br>{reasons[-1]}")]

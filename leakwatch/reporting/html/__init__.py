@@ -1,0 +1,1 @@
+"""The local HTML report, section by section."""

@@ -1,0 +1,395 @@
+"""The append-only record of a run, on local disk.
+
+Layout of a run directory::
+
+    run.json                 what the run is and what its quantities mean
+    ledger/part-000000.csv   one file per probe step
+    spectra/part-000000.npz  eigenvalues of that step, where they were kept
+    attacks/part-000000.npz  reconstructions of that step: private, never uploaded
+    probes.npz               pictures of the probes: private, never uploaded
+    report.html              written by `leakwatch.reporting.html.report.write_report`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from leakwatch.reporting.ledger.arrays import Arrays, decode_arrays, encode_arrays
+from leakwatch.reporting.ledger.dataframe import to_dataframe
+from leakwatch.reporting.ledger.rows import Row, decode_rows, encode_rows
+from leakwatch.reporting.ledger.storage import (
+    make_private_directory,
+    sync_directory,
+    write_atomically,
+)
+from leakwatch.reporting.quantities import class_names_from_metadata
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+
+# Directories of arrays that belong to a part.
+_BESIDE: Final = ("spectra", "attacks")
+_PART: Final = re.compile(r"part-(\d{6,})\.csv")
+
+
+class LedgerWarning(UserWarning):
+    """Something in a run directory could not be used and was left out."""
+
+
+@final
+class RiskLedger:
+    """Append-only record of (run, epoch, step, sample, class, quantity, value, status).
+
+    Every `append` writes one file and moves it into place: a killed run loses at
+    most the probe in flight. Nothing is created before the first write. A
+    directory that holds parts already is continued; a fresh run in an old
+    directory calls ``truncate(0)`` first.
+
+    Args:
+        directory: Run directory, usually ``<trainer.log_dir>/leakwatch``.
+        run: Name of the run, repeated in each row.
+
+    Attributes:
+        directory: The run directory.
+        run: Name of the run.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = RiskLedger(folder, run="demo")
+        ...     position = ledger.append([Row(0, 0, 7, 1, "i2f_psnr", 21.5)])
+        ...     values = [row.value for row in RiskLedger.open(folder).rows()]
+        >>> position, values
+        (1, [21.5])
+    """
+
+    def __init__(self, directory: str | Path, run: str = "") -> None:
+        self.directory = Path(directory)
+        self.run = run
+        self._warned: dict[str, str] = {}
+        if self.directory.exists() and not self.directory.is_dir():
+            raise NotADirectoryError(
+                f"{self.directory} is a file; expected a directory for the ledger"
+            )
+        self._position = max(self._parts(), default=-1) + 1
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Self:
+        """Open a recorded run for reading.
+
+        Raises:
+            FileNotFoundError: If ``directory`` holds neither ``run.json`` nor a
+                ledger part.
+        """
+        ledger = cls(directory)
+        if not ledger.position and not (ledger.directory / "run.json").is_file():
+            raise FileNotFoundError(
+                f"no leakwatch run in {ledger.directory}: it has neither run.json nor "
+                "ledger/part-*.csv. Give the directory that the monitor wrote, "
+                "for example lightning_logs/version_0/leakwatch"
+            )
+        ledger.run = str(ledger.read_metadata().get("run", ""))
+        return ledger
+
+    @property
+    def position(self) -> int:
+        """Number of parts: what a checkpoint stores and `truncate` takes."""
+        return self._position
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was left out while reading, one sentence each."""
+        return tuple(self._warned.values())
+
+    def append(
+        self,
+        rows: Iterable[Row],
+        spectra: Mapping[str, npt.ArrayLike] | None = None,
+        attacks: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> int:
+        """Write the rows of one probe step, and return the new position.
+
+        Args:
+            rows: Rows of the step; may be empty.
+            spectra: Arrays to keep beside them: ``eigenvalues`` of shape
+                (n_samples, k), ``sample`` and ``class`` of shape (n_samples,),
+                ``epoch``, ``step``, and optionally ``floor`` of shape
+                (n_samples,), the precision below which eigenvalues mean nothing.
+            attacks: Reconstructions to keep: ``sample`` and ``class`` of shape
+                (n_samples,), ``epoch``, ``step``, ``original`` and one array of
+                uint8 pictures per kind of attack. Private, on local disk only.
+
+        Raises:
+            ValueError: If a status word is unknown or an array holds objects.
+            OSError: If the disk refuses; the ledger is then as before.
+        """
+        table = encode_rows(rows, self.run)
+        beside = {
+            kind: None if arrays is None else encode_arrays(arrays)
+            for kind, arrays in (("spectra", spectra), ("attacks", attacks))
+        }
+        make_private_directory(self.directory)
+        make_private_directory(self.directory / "ledger")
+        while self._part(self._position).exists():
+            self._position += 1
+        # The CSV part is the commit: arrays go first, and those of a step whose
+        # part never came are overwritten or removed by the next append.
+        for kind, content in beside.items():
+            path = self._beside(kind, self._position)
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                make_private_directory(path.parent)
+                write_atomically(path, content)
+        write_atomically(self._part(self._position), table)
+        self._position += 1
+        return self._position
+
+    def truncate(self, position: int) -> None:
+        """Drop all parts from ``position`` on: resuming redoes those probes.
+
+        Raises:
+            ValueError: If ``position`` is negative.
+        """
+        if position < 0:
+            raise ValueError(f"position is {position}, expected 0 or more")
+        if position > self._position:
+            self._warn(
+                f"short {position}",
+                f"the checkpoint knows {position} ledger parts but {self.directory} "
+                f"holds {self._position}: earlier probes are missing from the record",
+            )
+        for index in sorted(self._parts(), reverse=True):
+            if index >= position:
+                self._part(index).unlink()
+                for kind in _BESIDE:
+                    self._beside(kind, index).unlink(missing_ok=True)
+        if (self.directory / "ledger").is_dir():
+            for leftover in (self.directory / "ledger").glob(".part-*.tmp"):
+                with contextlib.suppress(OSError):
+                    leftover.unlink()
+            sync_directory(self.directory / "ledger")
+        self._position = min(position, self._position)
+
+    def copy_from(self, directory: str | Path, position: int) -> None:
+        """Take over the first ``position`` parts of another run directory.
+
+        For a run that resumes into a new log directory. Metadata and pictures
+        are not copied: the resumed run writes its own. Copying from the ledger's
+        own directory is `truncate`.
+
+        Raises:
+            FileNotFoundError: If ``directory`` holds no ledger.
+            ValueError: If this ledger holds parts already.
+        """
+        source = RiskLedger.open(directory)
+        if source.directory.resolve() == self.directory.resolve():
+            self.truncate(position)
+            return
+        if self._position:
+            raise ValueError(
+                f"{self.directory} holds {self._position} parts already; copy into an "
+                "empty directory or call truncate(0) first"
+            )
+        if position > source.position:
+            self._warn(
+                f"short {position}",
+                f"the checkpoint knows {position} ledger parts but {source.directory} "
+                f"holds {source.position}: earlier probes are missing from the record",
+            )
+        for index in sorted(i for i in source._parts() if i < position):
+            make_private_directory(self.directory)
+            pairs = [
+                (source._beside(kind, index), self._beside(kind, index))
+                for kind in _BESIDE
+            ]
+            for old, new in [*pairs, (source._part(index), self._part(index))]:
+                if old.is_file():
+                    make_private_directory(new.parent)
+                    write_atomically(new, old.read_bytes())
+            self._position = index + 1
+
+    def rows(self) -> list[Row]:
+        """Return all rows in the order of writing; unreadable parts are left out."""
+        return [row for _, row in self._records()]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return all rows as a DataFrame.
+
+        Columns: run, epoch, step, sample, class, quantity, value, status; sample
+        and class are nullable integers. ``class_name`` follows when the metadata
+        names the classes.
+
+        Raises:
+            ModuleNotFoundError: If pandas is not installed.
+        """
+        names = class_names_from_metadata(self.read_metadata())
+        return to_dataframe(self._records(), names)
+
+    def spectra(self) -> list[Arrays]:
+        """Return the arrays of each step that kept its spectra, oldest first."""
+        return self._arrays("spectra")
+
+    def attacks(self) -> list[Arrays]:
+        """Return the reconstructions of each step that kept some, oldest first."""
+        return self._arrays("attacks")
+
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Write ``run.json``; replaces what was there.
+
+        Args:
+            metadata: ``class_names``, ``units``, ``data_range``, ``quantities``
+                (name to unit, direction, meaning, source), ``config``,
+                ``versions``, and whatever else the report should show.
+                ``schema_version``, ``run`` and ``created`` (UTC) are filled in
+                when absent. Values that JSON doesn't know are written as text.
+        """
+        content: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "run": self.run,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **metadata,
+        }
+        text = json.dumps(content, indent=2, ensure_ascii=False, default=_to_json)
+        make_private_directory(self.directory)
+        write_atomically(
+            self.directory / "run.json",
+            (text + "\n").encode("utf-8", errors="backslashreplace"),
+        )
+
+    def read_metadata(self) -> dict[str, Any]:
+        """Return the content of ``run.json``; empty when there is none."""
+        path = self.directory / "run.json"
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(path.read_bytes())
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds {type(content).__name__}, not an object")
+        except ValueError as error:
+            self._warn(str(path), f"{path} is ignored: {error}")
+            return {}
+        version = content.get("schema_version", SCHEMA_VERSION)
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            self._warn(
+                str(path),
+                f"{path} has schema version {version}, this leakwatch knows "
+                f"{SCHEMA_VERSION}: update leakwatch if something looks wrong",
+            )
+        return content
+
+    def write_probes(
+        self,
+        pixels: npt.NDArray[np.uint8],
+        index: npt.ArrayLike,
+        label: npt.ArrayLike,
+    ) -> None:
+        """Keep pictures of the probes for the report, on local disk only.
+
+        Args:
+            pixels: Shape (n, height, width, channels), uint8.
+            index: Data-set indices, shape (n,).
+            label: Classes, shape (n,).
+
+        Raises:
+            ValueError: If a shape or the type is another.
+        """
+        pixels = np.asarray(pixels)
+        if pixels.dtype != np.uint8 or pixels.ndim != 4:
+            raise ValueError(
+                f"pixels are {pixels.dtype} of shape {pixels.shape}, expected uint8 of "
+                "shape (n, height, width, channels); leave pictures out for other data"
+            )
+        indices = np.asarray(index, dtype=np.int64)
+        labels = np.asarray(label, dtype=np.int64)
+        if indices.shape != (len(pixels),) or labels.shape != (len(pixels),):
+            raise ValueError(
+                f"index has shape {indices.shape} and label {labels.shape}, "
+                f"expected ({len(pixels)},) for {len(pixels)} pictures"
+            )
+        make_private_directory(self.directory)
+        write_atomically(
+            self.directory / "probes.npz",
+            encode_arrays({"pixels": pixels, "index": indices, "label": labels}),
+        )
+
+    def read_probes(self) -> Arrays | None:
+        """Return ``pixels``, ``index`` and ``label``, or None without pictures."""
+        path = self.directory / "probes.npz"
+        arrays = self._read_arrays(path) if path.is_file() else None
+        if arrays is not None and not {"pixels", "index", "label"} <= arrays.keys():
+            self._warn(str(path), f"{path} is ignored: it holds {sorted(arrays)}")
+            return None
+        return arrays
+
+    def _records(self) -> list[tuple[str, Row]]:
+        records: list[tuple[str, Row]] = []
+        for index in sorted(self._parts()):
+            path = self._part(index)
+            try:
+                records.extend(decode_rows(path.read_bytes()))
+            except (ValueError, OSError) as error:
+                self._warn(str(path), f"{path} is ignored: {error}")
+        return records
+
+    def _parts(self) -> list[int]:
+        directory = self.directory / "ledger"
+        if not directory.is_dir():
+            return []
+        indices: list[int] = []
+        for path in directory.iterdir():
+            match = _PART.fullmatch(path.name)
+            if match and path == self._part(int(match[1])):
+                indices.append(int(match[1]))
+            elif not (path.name.startswith(".part-") and path.suffix == ".tmp"):
+                self._warn(
+                    str(path), f"{path} is ignored: it is not a part of the ledger"
+                )
+        return indices
+
+    def _part(self, index: int) -> Path:
+        return self.directory / "ledger" / f"part-{index:06d}.csv"
+
+    def _beside(self, kind: str, index: int) -> Path:
+        return self.directory / kind / f"part-{index:06d}.npz"
+
+    def _arrays(self, kind: str) -> list[Arrays]:
+        found: list[Arrays] = []
+        for index in sorted(self._parts()):
+            path = self._beside(kind, index)
+            arrays = self._read_arrays(path) if path.is_file() else None
+            if arrays is not None:
+                found.append(arrays)
+        return found
+
+    def _read_arrays(self, path: Path) -> Arrays | None:
+        try:
+            return decode_arrays(path.read_bytes())
+        except (ValueError, OSError) as error:
+            self._warn(str(path), f"{path} is ignored: {error}")
+            return None
+
+    def _warn(self, key: str, sentence: str) -> None:
+        if key not in self._warned:
+            self._warned[key] = sentence
+            warnings.warn(sentence, LedgerWarning, stacklevel=3)
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    return str(value)

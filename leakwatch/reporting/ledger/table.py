@@ -1,0 +1,124 @@
+"""Ledger rows sorted into columns: the form that aggregates and figures read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from leakwatch.reporting.ledger.rows import Row, is_usable
+
+
+class Moment(NamedTuple):
+    """When a probe was taken: completed epochs and optimizer steps."""
+
+    epoch: int
+    step: int
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """One quantity at one moment, one entry per sample.
+
+    Args:
+        samples: Data-set indices, in the order of the ledger.
+        labels: Classes of the samples; None where there is none.
+        values: Shape (n,), float64, as recorded.
+        statuses: Status texts, as recorded.
+    """
+
+    samples: tuple[int, ...]
+    labels: tuple[int | None, ...]
+    values: npt.NDArray[np.float64]
+    statuses: tuple[str, ...]
+
+    @property
+    def usable(self) -> npt.NDArray[np.bool_]:
+        """Which entries may be read as numbers, shape (n,)."""
+        pairs = zip(self.values, self.statuses, strict=True)
+        return np.array([is_usable(value, status) for value, status in pairs], bool)
+
+    def at(self, sample: int) -> tuple[float, str]:
+        """Return value and status of one sample, NaN and a reason if absent."""
+        if sample not in self.samples:
+            return float("nan"), "not computed: no row for this sample"
+        place = self.samples.index(sample)
+        return float(self.values[place]), self.statuses[place]
+
+
+@final
+@dataclass(frozen=True)
+class LedgerTable:
+    """All rows of a run, by moment and quantity.
+
+    A quantity recorded twice for one sample and moment counts once: the later
+    row stands.
+
+    Example:
+        >>> table = LedgerTable.from_rows([Row(0, 0, 7, 1, "i2f", 2.0)])
+        >>> table.moments, table.quantities
+        ((Moment(epoch=0, step=0),), ('i2f',))
+        >>> float(table.columns[table.moments[0], "i2f"].values[0])
+        2.0
+    """
+
+    moments: tuple[Moment, ...] = ()
+    quantities: tuple[str, ...] = ()
+    columns: dict[tuple[Moment, str], Column] = field(default_factory=dict)
+    run_level: dict[tuple[Moment, str], Row] = field(default_factory=dict)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Row]) -> Self:
+        """Sort rows into columns; rows without a sample become run-level."""
+        cells: dict[tuple[Moment, str], dict[int, Row]] = {}
+        run_level: dict[tuple[Moment, str], Row] = {}
+        for row in rows:
+            key = (Moment(row.epoch, row.step), row.quantity)
+            if row.sample is None:
+                run_level[key] = row
+            else:
+                cells.setdefault(key, {})[row.sample] = row
+        columns = {
+            key: Column(
+                samples=tuple(found),
+                labels=tuple(row.label for row in found.values()),
+                values=np.array([row.value for row in found.values()], np.float64),
+                statuses=tuple(row.status for row in found.values()),
+            )
+            for key, found in cells.items()
+        }
+        return cls(
+            moments=tuple(sorted({moment for moment, _ in (*cells, *run_level)})),
+            quantities=tuple(dict.fromkeys(quantity for _, quantity in cells)),
+            columns=columns,
+            run_level=run_level,
+        )
+
+    @classmethod
+    def of(cls, rows: Iterable[Row] | LedgerTable) -> LedgerTable:
+        """Return a table as it is, and sort rows into one."""
+        return rows if isinstance(rows, LedgerTable) else cls.from_rows(rows)
+
+    def where(self, keep: Callable[[str], bool]) -> LedgerTable:
+        """Return the quantities of whose names ``keep`` is true, at all moments."""
+        return LedgerTable(
+            moments=self.moments,
+            quantities=tuple(filter(keep, self.quantities)),
+            columns={key: c for key, c in self.columns.items() if keep(key[1])},
+            run_level={key: r for key, r in self.run_level.items() if keep(key[1])},
+        )
+
+    def moments_of(self, quantity: str) -> tuple[Moment, ...]:
+        """Return the moments at which a quantity was measured, oldest first."""
+        return tuple(m for m in self.moments if (m, quantity) in self.columns)
+
+    def last(self, quantity: str) -> tuple[Moment, Column] | None:
+        """Return the latest column of a quantity."""
+        moments = self.moments_of(quantity)
+        if not moments:
+            return None
+        return moments[-1], self.columns[moments[-1], quantity]

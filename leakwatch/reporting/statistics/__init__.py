@@ -1,0 +1,1 @@
+"""Summaries, correlations and headlines of what the ledger holds."""

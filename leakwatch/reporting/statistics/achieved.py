@@ -1,0 +1,161 @@
+"""What attacks achieved: the one place that says which of their numbers count.
+
+An attack that failed says nothing about its sample. Its reconstruction is kept, but
+no summary, card or figure takes a number from it; they say how many these are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
+from leakwatch.reporting.statistics.aggregates import quantile
+from leakwatch.reporting.words import count, decibels
+
+__all__ = ["KINDS", "Achieved", "achieved", "audits", "conclusive_values"]
+
+#: Kind of start, as in the names of quantities → what readers call it.
+KINDS: Final = {
+    "near": "worst case (starts beside the sample)",
+    "random": "practical (starts at noise)",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Achieved:
+    """The attacks of one kind at one moment; only conclusive ones give numbers.
+
+    Attributes:
+        attacked: samples.
+        conclusive: of them, those whose attack has a verdict.
+        recovered: of the conclusive ones.
+        partly: of the conclusive ones.
+        median: PSNR over the conclusive ones, dB; NaN if there are none or PSNR was
+            not measured.
+    """
+
+    attacked: int
+    conclusive: int
+    recovered: int
+    partly: int
+    median: float
+
+    @property
+    def inconclusive(self) -> int:
+        """Samples whose attack says nothing."""
+        return self.attacked - self.conclusive
+
+    def __str__(self) -> str:
+        """A few words for a line of text.
+
+        Example:
+            >>> print(Achieved(6, 0, 0, 0, math.nan))
+            no attack on 6 samples was conclusive, which shows no safety
+            >>> print(Achieved(6, 5, 1, 3, 24.2))
+            24.2 dB median PSNR, 1 of 5 recovered, 3 partly, 1 more inconclusive
+        """
+        if not self.conclusive:
+            samples = count(self.attacked, "sample")
+            return f"no attack on {samples} was conclusive, which shows no safety"
+        parts = [f"{self.recovered} of {self.conclusive} recovered"]
+        if not math.isnan(self.median):
+            parts.insert(0, f"{decibels(self.median)} median PSNR")
+        if self.partly:
+            parts.append(f"{self.partly} partly")
+        if self.inconclusive:
+            parts.append(f"{self.inconclusive} more inconclusive")
+        return ", ".join(parts)
+
+    def note(self) -> str:
+        """What stands below the median on a card.
+
+        Example:
+            >>> Achieved(6, 5, 1, 4, 24.2).note()
+            'of 5 samples, 1 more inconclusive: 1 recovered, 4 partly, 0 not'
+        """
+        if not self.conclusive:
+            return (
+                f"no attack on {count(self.attacked, 'sample')} was conclusive: that "
+                "it failed says nothing about them"
+            )
+        missed = self.conclusive - self.recovered - self.partly
+        whose = f"of {count(self.conclusive, 'sample')}"
+        if self.inconclusive:
+            whose += f", {self.inconclusive} more inconclusive"
+        return (
+            f"{whose}: {self.recovered} recovered, {self.partly} partly, {missed} not"
+        )
+
+
+def audits(ledger: LedgerTable) -> tuple[Moment, ...]:
+    """Return the moments at which probes were attacked, oldest first."""
+    return tuple(sorted({m for m, name in ledger.columns if name.startswith("audit/")}))
+
+
+def achieved(ledger: LedgerTable, moment: Moment, kind: str) -> Achieved | None:
+    """Return what attacks of one kind came to, or None if none of it was run.
+
+    Args:
+        ledger: The run.
+        moment: Of the audit.
+        kind: Of start, one of `KINDS`.
+
+    Example:
+        >>> from leakwatch.reporting.ledger.rows import Row
+        >>> name = "audit/random/"
+        >>> rows = [Row(1, 5, 7, 0, name + "psnr", 31.0),
+        ...         Row(1, 5, 7, 0, name + "verdict", 1.0),
+        ...         Row(1, 5, 8, 0, name + "psnr", 9.0, "not converged"),
+        ...         Row(1, 5, 8, 0, name + "verdict", math.nan, "not converged")]
+        >>> print(achieved(LedgerTable.from_rows(rows), Moment(1, 5), "random"))
+        31.0 dB median PSNR, 1 of 1 recovered, 1 more inconclusive
+    """
+    verdict = ledger.columns.get((moment, f"audit/{kind}/verdict"))
+    if verdict is None:
+        return None
+    clear = verdict.usable
+    psnr = conclusive_values(ledger, moment, kind, "psnr")
+    known = np.empty(0) if psnr is None else psnr.values[~np.isnan(psnr.values)]
+    return Achieved(
+        attacked=len(verdict.samples),
+        conclusive=int(clear.sum()),
+        recovered=int((verdict.values[clear] >= 1.0).sum()),
+        partly=int((verdict.values[clear] == 0.5).sum()),
+        median=quantile(known, 0.5) if known.size else math.nan,
+    )
+
+
+def conclusive_values(
+    ledger: LedgerTable, moment: Moment, kind: str, metric: str
+) -> Column | None:
+    """Return a quality of reconstructions, NaN where the attack was not conclusive.
+
+    Args:
+        ledger: The run.
+        moment: Of the audit.
+        kind: Of start.
+        metric: Of the quality, such as ``psnr``.
+
+    Returns:
+        The column with the same samples; None where it was not recorded.
+    """
+    quality = ledger.columns.get((moment, f"audit/{kind}/{metric}"))
+    verdict = ledger.columns.get((moment, f"audit/{kind}/verdict"))
+    if quality is None or verdict is None:
+        return None
+    known = dict(zip(verdict.samples, verdict.usable.tolist(), strict=True))
+    clear: npt.NDArray[np.bool_] = quality.usable & np.array(
+        [known.get(sample, False) for sample in quality.samples], bool
+    )
+    return Column(
+        samples=quality.samples,
+        labels=quality.labels,
+        values=np.where(clear, quality.values, math.nan),
+        statuses=quality.statuses,
+    )

@@ -1,0 +1,87 @@
+"""The one number on top of every view: predicted PSNR of the most exposed sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
+from leakwatch.reporting.quantities import HEADLINES
+from leakwatch.reporting.statistics.aggregates import Summary, summarize
+from leakwatch.reporting.words import CLEARLY_ABOVE
+
+
+@final
+@dataclass(frozen=True)
+class Headline:
+    """Predicted PSNR at the last probe of a run, and the run's worst moment.
+
+    Args:
+        quantity: one of :data:`leakwatch.reporting.quantities.HEADLINES`.
+        moment: The last probe.
+        probes: At how many moments it was recorded.
+        column: Its values, in dB.
+        summary: Their summary; NaN with a reason if none is usable.
+        change: Median now minus median at the first probe, in dB; NaN when one
+            of them is not known or there was one probe only.
+        peak: Highest predicted PSNR of any sample at any probe, in dB.
+        peak_moment: When that was.
+        clearly: How many samples lie above the "clearly recognisable" line.
+    """
+
+    quantity: str
+    moment: Moment
+    probes: int
+    column: Column
+    summary: Summary
+    change: float
+    peak: float
+    peak_moment: Moment | None
+    clearly: int
+
+
+def find_headline(table: LedgerTable) -> Headline | None:
+    """Return the headline of a run, or None if it predicts no PSNR.
+
+    The Bayesian prediction goes first; where it has no usable value at its last
+    probe and the plain one has, the plain one stands in.
+    """
+    found = [
+        headline
+        for name in HEADLINES
+        if (headline := _headline(table, name)) is not None
+    ]
+    usable = [headline for headline in found if headline.summary.used]
+    if not usable:
+        return found[0] if found else None
+    return usable[0]
+
+
+def _headline(table: LedgerTable, name: str) -> Headline | None:
+    last = table.last(name)
+    if last is None:
+        return None
+    moment, column = last
+    moments = table.moments_of(name)
+    summaries = [summarize(table.columns[when, name], sign=1) for when in moments]
+    known = [
+        (summary.worst, when)
+        for summary, when in zip(summaries, moments, strict=True)
+        if summary.used
+    ]
+    peak, peak_moment = max(known, key=lambda pair: pair[0], default=(math.nan, None))
+    change = (
+        summaries[-1].median - summaries[0].median if len(summaries) > 1 else math.nan
+    )
+    return Headline(
+        quantity=name,
+        moment=moment,
+        probes=len(moments),
+        column=column,
+        summary=summaries[-1],
+        change=change,
+        peak=peak,
+        peak_moment=peak_moment,
+        clearly=int((column.values[column.usable] > CLEARLY_ABOVE).sum()),
+    )

@@ -1,0 +1,1 @@
+"""From samples to the numbers that scores are computed from."""

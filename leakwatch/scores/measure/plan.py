@@ -1,0 +1,146 @@
+"""The cheapest way to measure what a list of scores needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final, get_args
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.gram.gram import columns_stored
+from leakwatch.scores.registry import Need, Score
+
+Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]
+
+#: Products with J and Jᵀ that ``lanczos`` may take for each of its tasks.
+DEFAULT_PRODUCTS = 100
+
+#: Input elements beyond which the eigensolver alone (d_x³) takes minutes on a CPU.
+LARGEST_EXACT = 4096
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how.
+
+    Attributes:
+        solver: ``exact``: one dense Gram matrix per sample serves everything;
+            ``lanczos``: products only, both ends of the spectrum with their errors and
+            sums over it from random starts; ``power``: the papers' recipe for both
+            ends.
+        largest: whether λ_1 is needed.
+        smallest: whether the lower ends are needed.
+        cosine: whether the cosine Hessian's ends are needed.
+        trace: whether Σλ is needed.
+        eigenvectors: whether some formula needs the basis.
+        reason: why this solver.
+        spectrum: whether sums over all eigenvalues are needed.
+        any_noise: whether such a sum is needed at a noise level that isn't stated.
+        products: most products with J and Jᵀ that ``lanczos`` takes for each task.
+        max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time.
+    """
+
+    solver: Solver
+    largest: bool
+    smallest: bool
+    cosine: bool
+    trace: bool
+    eigenvectors: bool
+    reason: str
+    spectrum: bool = False
+    any_noise: bool = False
+    products: int = DEFAULT_PRODUCTS
+    max_memory: float | None = None
+
+
+def check_solver(solver: str) -> Solver:
+    """The solver's name.
+
+    Raises:
+        ValueError: for another name; lists those there are.
+    """
+    for known in get_args(Solver):
+        if solver == known:
+            name: Solver = known
+            return name
+    raise ValueError(f"solver must be one of {get_args(Solver)}, got {solver!r}.")
+
+
+def plan(
+    scores: Sequence[Score],
+    gradients: GradientMap,
+    x: Float[Tensor, "batch ..."],
+    y: Int[Tensor, " batch"],
+    *,
+    solver: Solver,
+    max_memory: float,
+    eigenvectors: bool,
+    products: int = DEFAULT_PRODUCTS,
+) -> Plan:
+    """The cheapest way to measure what these scores need.
+
+    Args:
+        scores: the scores.
+        gradients: the gradient map.
+        x: network inputs, of which the shape counts.
+        y: labels.
+        solver: ``"auto"``, or a choice made already.
+        max_memory: MiB that the Jacobian of one sample may take.
+        eigenvectors: whether a perturbation or a full prior covariance is given.
+        products: most products for each task of ``lanczos``.
+
+    Returns:
+        The plan. ``auto`` is exact when something needs more than λ_1 and trace, the
+        input has at most 4,096 elements and the Jacobian fits ``max_memory``.
+    """
+    needs: set[Need] = set()
+    for score in scores:
+        needs |= score.needs
+    reason = "as asked"
+    if solver == "auto":
+        solver, reason = _choose(needs, gradients, x, y, max_memory)
+    return Plan(
+        solver=solver,
+        largest=bool(needs & {"lambda_max", "lambda_min", "cosine"}),
+        smallest="lambda_min" in needs,
+        cosine="cosine" in needs,
+        trace="trace" in needs,
+        eigenvectors=eigenvectors and solver == "exact" and "spectrum" in needs,
+        reason=reason,
+        spectrum="spectrum" in needs,
+        any_noise=any(
+            {"spectrum"} <= s.needs and "noise" not in s.needs for s in scores
+        ),
+        products=products,
+        max_memory=max_memory,
+    )
+
+
+def _choose(
+    needs: set[Need], gradients: GradientMap, x: Tensor, y: Tensor, max_memory: float
+) -> tuple[Solver, str]:
+    if not needs - {"noise"}:
+        return "lanczos", "no score needs the Jacobian"
+    if not needs & {"spectrum", "lambda_min"}:
+        return "lanczos", "nothing needs more than λ_1 and the trace"
+    d_x = x[0].numel()
+    if d_x > LARGEST_EXACT:
+        return "lanczos", (
+            f"{d_x} input elements are more than the {LARGEST_EXACT} up to which the "
+            f"whole spectrum is computed by default; solver='exact' forces it"
+        )
+    try:
+        width = columns_stored(gradients, x[0], y[0])
+    except Exception:  # a bad first sample is dealt with when it is measured
+        width = gradients.size
+    mib = d_x * width * gradients.dtype.itemsize / 2**20
+    if mib > max_memory:
+        return "lanczos", (
+            f"the Jacobian of one sample takes {mib:.3g} MiB, more than max_memory="
+            f"{max_memory:g} MiB; raise it, or force solver='exact'"
+        )
+    return "exact", "one Gram matrix serves all scores"

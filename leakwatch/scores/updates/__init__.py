@@ -1,0 +1,1 @@
+"""Scores of weight updates after local training."""

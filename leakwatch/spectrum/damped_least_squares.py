@@ -1,0 +1,345 @@
+"""(JᵀJ + εI)⁻¹Jᵀb for every ε from one Krylov space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from leakwatch.spectrum._krylov import orthogonalise
+from leakwatch.spectrum.factor_operators import (
+    FactorOperator,
+    as_factor,
+    backward,
+    forward,
+)
+from leakwatch.spectrum.golub_kahan import unit
+from leakwatch.spectrum.operators import norm
+
+_BREAKDOWN = 30.0
+
+
+class Distance(NamedTuple):
+    """‖x(ε) − c‖ for one damping, and how far it may be off.
+
+    Attributes:
+        value: the norm.
+        error: bound of what the iteration has left out, infinite if there is none.
+        gradient: ‖Jᵀ(b − Jx) − εx‖, the residual of the normal equations.
+        misfit: ‖b − Jx‖.
+        length: ‖x‖.
+    """
+
+    value: float
+    error: float
+    gradient: float
+    misfit: float
+    length: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DampedSolution:
+    """x(ε) = (H + εI)⁻¹Jᵀb of one sample, for every ε ≥ 0.
+
+    In the basis V_k of the Krylov space, where J V_k = U_{k+1} L with L lower
+    bidiagonal, x(ε) minimises ‖L y − ‖b‖e_1‖² + ε‖y‖² (LSQR: Paige and Saunders 1982,
+    whose damping is √ε). The space does not depend on ε, so neither do the products.
+
+    Attributes:
+        sigma: singular values of L.
+        along: left coordinates of ‖b‖e_1.
+        right: right singular vectors of L as columns.
+        length: ‖b‖.
+        next: α_{k+1} β_{k+1}, what couples the space to the rest; 0 when it is
+            invariant.
+        centre: coordinates of the point c, zero unless one was given.
+        outside: what of ‖c‖ lies outside of the space.
+        products: products with J and with Jᵀ spent.
+        basis: rows of V_kᵀ, where they were kept.
+        lower: L, where the basis was kept.
+    """
+
+    sigma: Float[Tensor, " k"]
+    along: Float[Tensor, " k"]
+    right: Float[Tensor, "k k"]
+    length: float
+    next: float
+    centre: Float[Tensor, " k"]
+    outside: float
+    products: int
+    basis: Float[Tensor, "k n"] | None = None
+    lower: Float[Tensor, "rows k"] | None = None
+
+    def at(self, epsilon: float, lower: float = 0.0, *, shift: float = 0.0) -> Distance:
+        """‖x(ε) − c‖.
+
+        Args:
+            epsilon: the damping, in units of the eigenvalues of H.
+            lower: a lower bound of λ_min. The error of x is at most its residual over
+                ε + λ_min.
+            shift: what to add to the singular values that are inverted, to see what
+                an error of J does.
+        """
+        lengths = self._lengths(epsilon, shift)
+        y = self.right @ lengths
+        inside = float((self.along - self.sigma * lengths).square().sum())
+        beyond = max(self.length**2 - float(self.along.square().sum()), 0.0)
+        gradient = self.next * float(y[-1].abs()) if len(y) else 0.0
+        least = epsilon + lower
+        error = 0.0 if gradient == 0 else math.inf
+        if gradient > 0 and least > 0:
+            error = gradient / least
+        return Distance(
+            value=math.hypot(float((y - self.centre).norm()), self.outside),
+            error=error,
+            gradient=gradient,
+            misfit=math.sqrt(inside + beyond),
+            length=float(y.norm()),
+        )
+
+    def vector(self, epsilon: float, *, shift: float = 0.0) -> Float[Tensor, " n"]:
+        """x(ε) itself, float64.
+
+        Args:
+            epsilon: the damping, in units of the eigenvalues of H.
+            shift: see :meth:`at`.
+
+        Raises:
+            ValueError: if the basis was not kept.
+        """
+        if self.basis is None:
+            raise ValueError("the basis was not kept; use damped(..., keep=True).")
+        y = self.right @ self._lengths(epsilon, shift)
+        return self.basis.mT @ y.to(self.basis.device)
+
+    def earlier(self, steps: int) -> DampedSolution:
+        """The solution after fewer products, to see what the last ones changed.
+
+        Knows nothing of the centre.
+
+        Args:
+            steps: how many, from 0 to ``products``.
+
+        Raises:
+            ValueError: if the basis was not kept, or for another number of steps.
+        """
+        if self.basis is None or self.lower is None:
+            raise ValueError("the basis was not kept; use damped(..., keep=True).")
+        if not 0 <= steps <= self.products:
+            raise ValueError(
+                f"steps must be between 0 and {self.products}, got {steps}."
+            )
+        if steps == self.products:
+            return self
+        lower = self.lower[: steps + 1, :steps]
+        left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
+        coupling = self.lower[steps, steps] * self.lower[steps, steps - 1]
+        return replace(
+            self,
+            sigma=sigma,
+            along=left[0] * self.length,
+            right=right.mT,
+            next=float(coupling) if steps else 0.0,
+            centre=sigma.new_zeros(steps),
+            outside=0.0,
+            products=steps,
+            basis=self.basis[:steps],
+            lower=lower,
+        )
+
+    def _lengths(self, epsilon: float, shift: float) -> Tensor:
+        system = (self.sigma + shift).clamp_min(0.0).square() + epsilon
+        safe = torch.where(system > 0, system, 1.0)
+        return torch.where(system > 0, self.sigma * self.along / safe, 0.0)
+
+    def amplification(self, epsilon: float, lower: float, size: int) -> float:
+        """√Σ 1/(λ_i + ε)², what unit errors of Jᵀb along all n directions become.
+
+        Args:
+            epsilon: the damping.
+            lower: a lower bound of λ_min, for the directions outside of the space.
+            size: n.
+        """
+        inside = float((1 / (self.sigma.square() + epsilon)).square().sum())
+        outside = size - len(self.sigma)
+        if outside and epsilon + lower <= 0:
+            return math.inf
+        rest = outside / (epsilon + lower) ** 2 if outside else 0.0
+        return math.sqrt(inside + rest)
+
+
+def damped(
+    a: Tensor | FactorOperator,
+    b: Float[Tensor, "batch rows"],
+    *,
+    epsilons: Sequence[float] | Float[Tensor, "batch m"] = (0.0,),
+    centre: Float[Tensor, "batch n"] | None = None,
+    lower: Float[Tensor, " batch"] | None = None,
+    tol: float = 1e-3,
+    max_matvecs: int = 300,
+    keep: bool = False,
+) -> list[DampedSolution | None]:
+    """Solve (JᵀJ + εI) x = Jᵀb without forming H.
+
+    Golub–Kahan bidiagonalisation started at b, as in LSQR (Paige and Saunders 1982)
+    and LSMR (Fong and Saunders 2011), right vectors re-orthogonalised. Every ε is then
+    solved on the small bidiagonal matrix.
+
+    Args:
+        a: J, (rows, n) or (batch, rows, n), or an operator.
+        b: right-hand sides, (batch, rows).
+        epsilons: the dampings, the same for all samples or some for each, at which the
+            iteration judges when to stop; the result can be asked for any other.
+        centre: points c whose distance from x is wanted instead of ‖x‖.
+        lower: a lower bound of λ_min of each sample: without it, undamped solutions
+            have an error bound only once the space is exhausted.
+        tol: a sample is done when the error bound of every ε is below tol · ‖x − c‖.
+        max_matvecs: most products with J per sample, and with Jᵀ.
+        keep: keep the basis of the space, k · n numbers, for the vectors x(ε).
+
+    Returns:
+        One `DampedSolution` per sample, None where a product was not finite.
+
+    Raises:
+        TypeError: ``a`` is neither a tensor nor an operator.
+        ValueError: bad matrices, another shape of ``b``, a negative damping, or
+            ``max_matvecs < 1``.
+
+    Example:
+        >>> import torch
+        >>> j = torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64))
+        >>> b = torch.tensor([[2.0, 1.0]], dtype=torch.float64)
+        >>> x = damped(j, b)[0]  # JᵀJx = Jᵀb at (1, 1); with ε = 1 at (4/5, 1/2)
+        >>> round(x.at(0.0).value ** 2, 9), round(x.at(1.0).value ** 2, 9)
+        (2.0, 0.89)
+    """
+    factor = as_factor(a)
+    batch, rows, n = factor.batch_size, factor.rows, factor.size
+    if b.shape != (batch, rows):
+        raise ValueError(
+            f"b has shape {tuple(b.shape)}, expected one row per sample, "
+            f"{(batch, rows)}"
+        )
+    wanted = (
+        epsilons.tolist()
+        if isinstance(epsilons, Tensor)
+        else [list(epsilons) for _ in range(batch)]
+    )
+    if len(wanted) != batch or min(map(min, wanted)) < 0 or max_matvecs < 1:
+        raise ValueError(
+            f"got epsilons={epsilons} and max_matvecs={max_matvecs}, expected dampings "
+            "of at least 0, or a row of them per sample, and at least 1 product"
+        )
+    if centre is None:
+        centre = torch.zeros(batch, n, dtype=torch.float64, device=factor.device)
+    bounds = [0.0] * batch if lower is None else lower.tolist()
+    chain = _Chain(factor, b, min(max_matvecs, n))
+    active = ~chain.closed & ~chain.failed
+    look = 1
+    while bool(active.any()) and chain.size < min(max_matvecs, n):
+        chain.step(active)
+        active = active & ~chain.closed & ~chain.failed
+        if chain.size < look:
+            continue
+        look = chain.size + max(1, chain.size // 8)
+        for i in active.nonzero().flatten().tolist():
+            found = chain.solution(i, centre[i])
+            active[i] = not all(_settled(found, e, bounds[i], tol) for e in wanted[i])
+    return [
+        None if bool(chain.failed[i]) else chain.solution(i, centre[i], keep=keep)
+        for i in range(batch)
+    ]
+
+
+def _settled(found: DampedSolution, epsilon: float, lower: float, tol: float) -> bool:
+    distance = found.at(epsilon, lower)
+    return distance.error <= tol * distance.value
+
+
+def _kept(basis: Tensor | None, centre: Tensor) -> Tensor:
+    return centre.new_zeros(0, len(centre)) if basis is None else basis
+
+
+@final
+class _Chain:
+    """J V_k = U_{k+1} L_k, started from the left."""
+
+    def __init__(
+        self, factor: FactorOperator, b: Float[Tensor, "batch rows"], limit: int
+    ) -> None:
+        batch = factor.batch_size
+        self._factor = factor
+        self._eps = float(torch.finfo(factor.dtype).eps)
+        left, self._length = unit(b.detach().to(factor.device, torch.float64))
+        self._left = left.to(factor.dtype)
+        self.size = 0
+        every = torch.ones(batch, dtype=torch.bool, device=factor.device)
+        w, self.failed = backward(factor, self._left, every)
+        alpha = norm(w)
+        self._scale = alpha.clone()
+        self.closed: Bool[Tensor, " batch"] = alpha == 0
+        self._vectors: list[Tensor] = [w / torch.where(alpha > 0, alpha, 1.0)[:, None]]
+        self._alpha, self._beta = [alpha], [self._length]
+        self._steps = torch.zeros_like(self.closed, dtype=torch.int64)
+        self._limit = limit
+
+    def step(self, active: Bool[Tensor, " batch"]) -> None:
+        """One product with J and one with Jᵀ."""
+        self.size += 1
+        self._steps += active
+        v, alpha = self._vectors[-1], self._alpha[-1]
+        u, broken = forward(self._factor, v, active)
+        self.failed = self.failed | broken
+        on = active & ~broken
+        u = u - alpha.to(u.dtype)[:, None] * self._left
+        self._left, beta = unit(torch.where(on[:, None], u, 0.0))
+        self._scale = torch.maximum(self._scale, torch.hypot(alpha, beta))
+        on = on & (beta > self._rounding())
+        w, broken = backward(self._factor, self._left, on)
+        self.failed = self.failed | broken
+        w, _ = orthogonalise(w, torch.stack(self._vectors, dim=1))
+        rest = norm(w)
+        self._scale = torch.maximum(self._scale, rest)
+        go_on = on & ~broken & (rest > self._rounding())
+        go_on = go_on & (self.size < self._factor.size)
+        self.closed = self.closed | (active & ~broken & ~go_on)
+        w = w / torch.where(rest > 0, rest, 1.0)[:, None]
+        self._vectors.append(torch.where(go_on[:, None], w, 0.0))
+        self._alpha.append(torch.where(go_on, rest, 0.0))
+        self._beta.append(beta)
+
+    def solution(
+        self, i: int, centre: Float[Tensor, " n"], *, keep: bool = False
+    ) -> DampedSolution:
+        """What the space of one sample holds."""
+        k = int(self._steps[i])
+        lower = torch.zeros(k + 1, k, dtype=torch.float64)
+        for j in range(k):
+            lower[j, j] = self._alpha[j][i]
+            lower[j + 1, j] = self._beta[j + 1][i]
+        left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
+        length = float(self._length[i])
+        basis = torch.stack([v[i] for v in self._vectors[:k]]) if k else None
+        inside = centre.new_zeros(0) if basis is None else basis @ centre
+        rest = centre if basis is None else centre - basis.mT @ inside
+        return DampedSolution(
+            sigma=sigma,
+            along=left[0] * length,
+            right=right.mT,
+            length=length,
+            next=float(self._alpha[k][i] * self._beta[k][i]) if k else 0.0,
+            centre=inside.cpu().double(),
+            outside=float(rest.norm()),
+            products=k,
+            basis=_kept(basis, centre) if keep else None,
+            lower=lower if keep else None,
+        )
+
+    def _rounding(self) -> Float[Tensor, " batch"]:
+        return _BREAKDOWN * self._eps * self._scale

@@ -1,0 +1,1 @@
+"""Which initialisation leaks least?"""

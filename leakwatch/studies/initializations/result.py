@@ -1,0 +1,278 @@
+"""What a comparison of initialisations found: values, table, verdicts, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from leakwatch.reporting.ledger.storage import make_private_directory, write_atomically
+from leakwatch.reporting.quantities import HEADLINES, Quantity
+from leakwatch.reporting.words import number
+from leakwatch.studies.initializations.points import Moment, Point, cells, logarithmic
+from leakwatch.studies.initializations.ranking import Ranked, Verdict, rank
+
+#: What the short table shows, in this order, after the errors of attacks.
+_SHOWN: Final = (
+    "i2f_bayes_psnr",
+    "i2f",
+    "inverse_sum",
+    "lavp_l2_max",
+    "lavp_l2_min",
+    "resolved_rank",
+)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InitializationComparison:
+    """All values of a comparison, and what follows from them.
+
+    Attributes:
+        points: every value with its status.
+        schemes: names of the initialisations.
+        seeds: of the weights.
+        samples: data-set indices.
+        quantities: name → unit, direction, meaning.
+        settings: noise, attacks, and so on.
+        class_names: of the labels, where they are known.
+    """
+
+    points: tuple[Point, ...]
+    schemes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    samples: tuple[int, ...]
+    quantities: Mapping[str, Quantity]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """When was measured: at initialisation, and after training if there was any."""
+        return tuple(dict.fromkeys(p.moment for p in self.points))
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Quantities that attacks achieved."""
+        return tuple(name for name in self.quantities if name.endswith("_mse"))
+
+    def matched(self, quantity: str, moment: Moment = "initial") -> bool:
+        """Whether any attack matched its gradient; false of scores, which are none.
+
+        Args:
+            quantity: of an attack.
+            moment: ``"initial"`` or ``"trained"``.
+
+        Raises:
+            ValueError: as :meth:`of`.
+        """
+        return any(p.matched for p in self.of(quantity, moment))
+
+    def of(self, quantity: str, moment: Moment = "initial") -> tuple[Point, ...]:
+        """The values of one quantity.
+
+        Raises:
+            ValueError: for a quantity or a moment that was not measured.
+        """
+        self._check(quantity, moment)
+        return tuple(
+            p for p in self.points if p.quantity == quantity and p.moment == moment
+        )
+
+    def verdict(
+        self,
+        quantity: str | None = None,
+        moment: Moment = "initial",
+        *,
+        level: float = 0.95,
+        resamples: int = 4000,
+    ) -> Verdict:
+        """Ranks the initialisations, most exposed first.
+
+        Means over seeds and samples (geometric, except for decibels, bits and counts),
+        with a bootstrap over both. Two initialisations are told apart when the interval
+        of their difference over the same samples excludes zero.
+
+        Args:
+            quantity: a score, or ``"<attack>_mse"``; default: the predicted PSNR.
+            moment: ``"initial"`` or ``"trained"``.
+            level: coverage of the intervals, in (0, 1).
+            resamples: of the bootstrap.
+
+        Raises:
+            ValueError: for a quantity or moment that was not measured, or a quantity
+                that does not say which end is exposed.
+        """
+        name = self._lead if quantity is None else quantity
+        points = self.of(name, moment)
+        known = self.quantities[name]
+        log = logarithmic(known)
+        values = cells(points, self.schemes, self.seeds, self.samples, log=log)
+        return rank(
+            values,
+            self.schemes,
+            known,
+            log=log,
+            level=level,
+            resamples=resamples,
+            notes=self._matched(points),
+        )
+
+    def rows(self) -> list[dict[str, object]]:
+        """One mapping for each value; NaN is ``None``."""
+        return [point.row() for point in self.points]
+
+    def summary(self) -> list[dict[str, object]]:
+        """Mean and interval by moment, quantity and scheme, for quantities that rank.
+
+        ``known`` is false, and the mean not to be read, where more than half of the
+        values are missing.
+        """
+        found: list[dict[str, object]] = []
+        for moment in self.moments:
+            for quantity, about in self.quantities.items():
+                if about.sign == 0:
+                    continue
+                verdict = self.verdict(quantity, moment)
+                ranked: list[tuple[Ranked, bool]] = [(r, True) for r in verdict.ranked]
+                ranked += [(r, False) for r in verdict.unknown]
+                found += [
+                    {
+                        "moment": moment,
+                        "quantity": quantity,
+                        "unit": about.unit,
+                        "scheme": r.scheme,
+                        "known": known,
+                        "mean": r.mean if known else None,
+                        "low": r.low if known and r.low == r.low else None,
+                        "high": r.high if known and r.high == r.high else None,
+                        "used": r.used,
+                        "count": r.count,
+                        "order": verdict.order,
+                    }
+                    for r, known in ranked
+                ]
+        return found
+
+    def table(self, moment: Moment = "initial") -> str:
+        """A few lines of text: one for each initialisation, most exposed first."""
+        names = [n for n in (*self.attacks, *_SHOWN) if n in self.quantities]
+        verdicts = {name: self.verdict(name, moment) for name in names}
+        lead = verdicts.get(self._lead, verdicts[names[0]])
+        order = [r.scheme for r in (*lead.ranked, *lead.unknown)]
+        found = {
+            (name, r.scheme): number(r.mean)
+            for name, verdict in verdicts.items()
+            for r in verdict.ranked
+        }
+        grid = [["scheme", *names]]
+        grid += [[s, *(found.get((n, s), "not known") for n in names)] for s in order]
+        widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in grid
+        )
+
+    def figure(self, moment: Moment = "initial") -> Any:
+        """I²F's Figure 7 with every sample shown: a plotly figure.
+
+        Raises:
+            ModuleNotFoundError: plotly is not installed.
+        """
+        from leakwatch.studies.initializations.report import comparison_figure
+
+        return comparison_figure(self, moment)
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes values.csv, summary.csv, comparison.json and, with plotly, a report.
+
+        Args:
+            directory: made if it is not there; files of these names are replaced.
+
+        Returns:
+            report.html, or comparison.json where plotly is missing.
+        """
+        from leakwatch.studies.initializations.report import comparison_page
+
+        where = Path(directory)
+        make_private_directory(where)
+        write_atomically(where / "values.csv", csv_bytes(self.rows()))
+        write_atomically(where / "summary.csv", csv_bytes(self.summary()))
+        path = where / "comparison.json"
+        content = {
+            "settings": dict(self.settings),
+            "schemes": self.schemes,
+            "seeds": self.seeds,
+            "samples": self.samples,
+            "summary": self.summary(),
+            "values": self.rows(),
+        }
+        write_atomically(path, json.dumps(content, allow_nan=False).encode())
+        try:
+            page = comparison_page(self)
+        except ModuleNotFoundError:
+            return path
+        write_atomically(where / "report.html", page.encode())
+        return where / "report.html"
+
+    @property
+    def _lead(self) -> str:
+        """The predicted PSNR that was measured: ranks where nothing is named."""
+        return next((n for n in HEADLINES if n in self.quantities), HEADLINES[-1])
+
+    def _check(self, quantity: str, moment: str) -> None:
+        if quantity not in self.quantities:
+            raise ValueError(
+                f"{quantity!r} was not measured; choose from "
+                f"{', '.join(self.quantities)}."
+            )
+        if moment not in self.moments:
+            raise ValueError(
+                f"nothing was measured at the moment {moment!r}, only at "
+                f"{', '.join(self.moments)}; give a function train to measure after "
+                "training."
+            )
+
+    def _matched(self, points: Sequence[Point]) -> list[str]:
+        """What to know about attacks that failed."""
+        tried = [p for p in points if p.matched is not None]
+        good = {
+            scheme: sum(bool(p.matched) for p in tried if p.scheme == scheme)
+            for scheme in self.schemes
+        }
+        if sum(good.values()) == len(tried):
+            return []
+        if not any(good.values()):
+            return [
+                f"none of {len(tried)} attacks matched the gradient, so that this "
+                "order says how they fail, not how exposed a sample is; a failed "
+                "attack does not say that a sample is safe."
+            ]
+        each = {s: sum(p.scheme == s for p in tried) for s in self.schemes}
+        counts = ", ".join(f"{s} {good[s]} of {each[s]}" for s in self.schemes)
+        return [
+            f"attacks that matched the gradient: {counts}; the errors of those that "
+            "failed are in these means, as in the paper: they say how an attack "
+            "fails, and a failed attack does not say that a sample is safe."
+        ]
+
+
+def csv_bytes(rows: Iterable[Mapping[str, object]]) -> bytes:
+    """A table as the bytes of a CSV file; the first row names the columns.
+
+    Args:
+        rows: with the same keys, at least one.
+    """
+    found = list(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue().encode()

@@ -1,0 +1,249 @@
+"""How much noise is enough, by prediction, and checked by an attack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.reporting.words import count, number
+from leakwatch.scores import Value, score
+from leakwatch.scores.measure.plan import Solver
+from leakwatch.status import Status
+from leakwatch.studies.noise.check import Check, CheckAttack
+from leakwatch.studies.noise.required import Enough, enough
+from leakwatch.studies.noise.result import NoiseRecommendation, ProbeNoise
+from leakwatch.studies.noise.spectra import SpectrumKeeper
+
+_HOPELESS: Final = (
+    "the prior's mean image alone reaches {:.1f} dB on a sample, without any gradient, "
+    "so no noise holds it to the target"
+)
+
+
+def recommend_noise(
+    module: nn.Module,
+    x: Float[Tensor, "n ..."],
+    y: Int[Tensor, " n"],
+    *,
+    target_psnr: float = 20.0,
+    share: float = 1.0,
+    check: int = 3,
+    rounds: int = 3,
+    slack: float = 0.5,
+    radius: float = 0.1,
+    seed: int = 0,
+    time_limit: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    data_range: float = 1.0,
+    prior_std: float | None = None,
+    prior_mean: Float[Tensor, "*sample"] | None = None,
+    solver: Solver = "auto",
+    dtype: torch.dtype = torch.float64,
+    criterion: Criterion | None = None,
+    parameters: ParameterFilter | None = None,
+    index: Sequence[int] | None = None,
+) -> NoiseRecommendation:
+    r"""Finds the smallest Gaussian noise that holds probes to a predicted PSNR.
+
+    The prediction is ``i2f_bayes_psnr``, the best attacker's for a Gaussian prior: by
+    the noise it falls monotonically, so that bisection on one spectrum per probe finds
+    what each of them needs (``noise_std_for_psnr``), and the share that is to be held
+    decides which of these is enough. A probe whose spectrum is not resolved counts as
+    not held, and so does one that looks so much like the prior's mean image that this
+    alone is above the target.
+
+    Gauss-Newton then attacks the most demanding probes that are to be held, from
+    near the truth, at the maximum of the posterior with the prediction's own prior,
+    once without and once with knowledge of the pixels' range, of which the prediction
+    knows nothing. Where it comes above the target by more than ``slack``, the target
+    of the prediction is lowered by as much, and the check repeated.
+
+    Args:
+        module: the network; left as it was.
+        x: probes, network inputs.
+        y: class indices.
+        target_psnr: dB that no attack should reach.
+        share: of the probes, in (0, 1]; 1 holds the worst one.
+        check: how many probes are attacked; 0 for the prediction alone.
+        rounds: most rounds of attacks.
+        slack: dB by which one attack may exceed the target by chance.
+        radius: distance of the near start, network-input units.
+        seed: of noise and starts of the check.
+        time_limit: seconds after which each attack of the check is stopped; one that
+            had not matched the gradient by then shows nothing.
+        mean: per channel mean of the normalisation that made ``x``.
+        std: per channel standard deviation of it.
+        data_range: peak of the PSNR, pixel units.
+        prior_std: R, pixel units; that of your data is better than the default.
+        prior_mean: mean image, pixel units, for the attacker. Default: mid-grey.
+        solver: as in :func:`leakwatch.score`.
+        dtype: arithmetic.
+        criterion: as in :func:`leakwatch.score`.
+        parameters: which of them are shared.
+        index: data-set indices. Default: 0, 1, 2, …
+
+    Returns:
+        The noise with its status; never a number that a usable status does not vouch
+        for.
+
+    Raises:
+        ValueError: for bad arguments; quotes them.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 2))
+        >>> found = recommend_noise(net, torch.rand(3, 4), torch.tensor([0, 1, 0]),
+        ...                         target_psnr=15.0, check=0)
+        >>> found.status.word, max(round(p.psnr.number, 2) for p in found.probes)
+        ('estimated', 15.0)
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie in (0, 1], got {share}; 1 holds all probes.")
+    if check < 0 or rounds < 1 or not slack >= 0:
+        raise ValueError(
+            "check and slack must be at least 0 and rounds at least 1, got "
+            f"{check}, {slack} and {rounds}."
+        )
+    keeper = SpectrumKeeper()
+    found = score(
+        module,
+        x,
+        y,
+        ["noise_std_for_psnr", keeper.score],
+        target_psnr=target_psnr,
+        mean=mean,
+        std=std,
+        data_range=data_range,
+        prior_std=prior_std,
+        solver=solver,
+        dtype=dtype,
+        criterion=criterion,
+        parameters=parameters,
+    )
+    spectra = keeper.of(found)
+    size = GradientMap(module, criterion, parameters=parameters).size
+    names = tuple(range(len(x))) if index is None else tuple(index)
+    attack = CheckAttack(
+        module=module,
+        x=x,
+        y=y,
+        index=names,
+        prior_std=spectra[0].settings.prior_std if prior_std is None else prior_std,
+        prior_mean=prior_mean,
+        size=size,
+        radius=radius,
+        seed=seed,
+        time_limit=time_limit,
+        spectra=spectra,
+        sharing={
+            "mean": mean,
+            "std": std,
+            "data_range": data_range,
+            "criterion": criterion,
+            "parameters": parameters,
+            "dtype": dtype,
+        },
+    )
+    hopeless = {
+        i: Status("undefined", _HOPELESS.format(psnr))
+        for i, psnr in enumerate(attack.mean_image_psnr())
+        if psnr > target_psnr
+    }
+    first = enough(spectra, target_psnr, share, hopeless)
+    answer = _Answer(first, (), first.status)
+    if first.status.usable:
+        answer = _checked(
+            first, attack, target_psnr, share, check, rounds, slack, hopeless
+        )
+    noise, status = answer.enough.noise_std, answer.status
+    probes = [
+        ProbeNoise(
+            names[i],
+            int(y[i]),
+            first.needed[i],
+            spectra[i].psnr(noise)
+            if noise > 0
+            else Value.without("not computed", "no noise is recommended"),
+            noise * math.sqrt(size) / spectra[i].grad_norm
+            if spectra[i].grad_norm > 0
+            else math.nan,
+        )
+        for i in first.order
+    ]
+    return NoiseRecommendation(
+        noise_std=noise if status.usable else math.nan,
+        status=status,
+        target_psnr=target_psnr,
+        share=share,
+        predicted=first.noise_std,
+        probes=tuple(probes),
+        checks=answer.checks,
+    )
+
+
+class _Answer(NamedTuple):
+    """What a round of attacks led to."""
+
+    enough: Enough
+    checks: tuple[Check, ...]
+    status: Status
+
+
+def _checked(
+    first: Enough,
+    attack: CheckAttack,
+    target: float,
+    share: float,
+    check: int,
+    rounds: int,
+    slack: float,
+    hopeless: Mapping[int, Status],
+) -> _Answer:
+    """Attacks, and asks for more noise where they come above the target."""
+    if check == 0:
+        status = Status("estimated", "predicted, not checked by an attack")
+        return _Answer(first, (), status)
+    now, aim = first, target
+    checks: tuple[Check, ...] = ()
+    for _ in range(rounds):
+        checks = attack.run(now.held[:check], now.noise_std)
+        over = max((c.psnr - target for c in checks if c.conclusive), default=0.0)
+        if over <= slack:
+            return _Answer(now, checks, _verdict(first, now, checks))
+        aim -= over
+        more = enough(attack.spectra, aim, share, hopeless)
+        if not more.status.usable:
+            break
+        now = more
+    highest = max((c for c in checks if c.conclusive), key=lambda c: c.psnr)
+    reason = (
+        f"the attack reached {highest.psnr:.1f} dB on sample {highest.sample}, above "
+        f"the target of {target:g} dB; ask for a higher target_psnr, allow more "
+        "rounds, or give prior_mean and prior_std of your data"
+    )
+    return _Answer(now, checks, Status("failed", reason))
+
+
+def _verdict(first: Enough, now: Enough, checks: tuple[Check, ...]) -> Status:
+    blind = sum(not c.conclusive for c in checks)
+    if blind:
+        return Status(
+            "estimated",
+            f"{blind} of {count(len(checks), 'attack')} ended before the gradient was "
+            "matched as far as the noise allows, and so show nothing",
+        )
+    if now is not first:
+        factor = number(now.noise_std / first.noise_std)
+        return Status(
+            "estimated",
+            f"{factor} times what was predicted, because attacks came above the target",
+        )
+    return now.status

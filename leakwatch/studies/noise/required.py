@@ -1,0 +1,81 @@
+"""How much noise is enough for a share of the probes, from their spectra alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import final
+
+from leakwatch.reporting.words import count
+from leakwatch.scores import Value
+from leakwatch.scores.measure.gaussian_channel import noise_for_squared_error
+from leakwatch.status import OK, Status
+from leakwatch.studies.noise.spectra import SampleSpectrum
+
+
+@final
+@dataclass(frozen=True)
+class Enough:
+    """What spectra alone say.
+
+    Attributes:
+        noise_std: enough for the share; NaN if that is not known.
+        status: why, then.
+        needed: by each probe.
+        order: places of the probes, most demanding first, unknown before all.
+        held: places of those that the noise holds, most demanding first.
+    """
+
+    noise_std: float
+    status: Status
+    needed: tuple[Value, ...]
+    order: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+def enough(
+    spectra: Sequence[SampleSpectrum],
+    target_psnr: float,
+    share: float,
+    hopeless: Mapping[int, Status] = MappingProxyType({}),
+) -> Enough:
+    """The smallest noise that holds a share of the probes, by prediction.
+
+    Args:
+        spectra: of the probes.
+        target_psnr: dB.
+        share: in (0, 1].
+        hopeless: places of probes that no noise holds, and why.
+    """
+    needed = tuple(
+        Value(math.nan, hopeless[i]) if i in hopeless else _needed(s, target_psnr)
+        for i, s in enumerate(spectra)
+    )
+    rank = [v.number if v.status.usable else math.inf for v in needed]
+    order = tuple(sorted(range(len(rank)), key=lambda i: -rank[i]))
+    to_hold = math.ceil(share * len(rank) - 1e-9)
+    noise = sorted(rank)[to_hold - 1]
+    if math.isinf(noise):
+        unknown = [v.status for v in needed if not v.status.usable]
+        status = Status(
+            unknown[0].word,
+            f"{len(unknown)} of {count(len(rank), 'probe')} can't be said to be held, "
+            f"so that {100 * share:g} % are not: {unknown[0].reason}",
+        )
+        return Enough(math.nan, status, needed, order, ())
+    held = tuple(i for i in order if rank[i] <= noise)
+    rough = [needed[i].status for i in held if needed[i].status.word != "ok"]
+    return Enough(noise, rough[0] if rough else OK, needed, order, held)
+
+
+def _needed(spectrum: SampleSpectrum, target_psnr: float) -> Value:
+    value, channel = spectrum.noise_for(target_psnr), spectrum.channel
+    if not value.status.usable or channel is None:
+        return value
+    # The most that rounding allows: a noise that is too small protects nobody.
+    settings = replace(spectrum.settings, target_psnr=target_psnr)
+    wanted = len(channel.gain) * settings.data_range**2 * 10 ** (-target_psnr / 10)
+    most = noise_for_squared_error(channel, channel.most, wanted)
+    return Value(max(most, value.number), value.status)

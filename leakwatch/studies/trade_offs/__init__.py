@@ -1,0 +1,1 @@
+"""What does a defense cost, and what does it buy?"""

@@ -1,0 +1,149 @@
+"""What a trade-off found: cells of the grid, rows, a table, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from leakwatch.defenses.budget import Unit
+from leakwatch.reporting.ledger.storage import make_private_directory, write_atomically
+from leakwatch.studies.initializations.result import csv_bytes
+from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker, Outcome
+from leakwatch.studies.trade_offs.rows import Cell, TradeOffRow, finite_or_none
+
+__all__ = ["TradeOff"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """All cells of a trade-off, and what follows from them.
+
+    Attributes:
+        cells: every training, in the order in which they ran.
+        attackers: who attacked.
+        unit: of the budgets.
+        settings: attack, samples, and so on.
+        class_names: of the labels, where they are known.
+    """
+
+    cells: tuple[Cell, ...]
+    attackers: tuple[Attacker, ...]
+    unit: Unit
+    settings: Mapping[str, object] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def defenses(self) -> tuple[str, ...]:
+        """Their names, ``"none"`` first."""
+        return tuple(dict.fromkeys(cell.defense for cell in self.cells))
+
+    @property
+    def rows(self) -> tuple[TradeOffRow, ...]:
+        """One row for each training."""
+        return tuple(
+            TradeOffRow.of([cell], self.attackers, cell.seed) for cell in self.cells
+        )
+
+    @property
+    def summary(self) -> tuple[TradeOffRow, ...]:
+        """One row for each defense and budget, or coefficient, over all seeds."""
+        groups: dict[tuple[str, float], list[Cell]] = {}
+        for cell in self.cells:
+            groups.setdefault(cell.setting.key, []).append(cell)
+        order = {name: i for i, name in enumerate(self.defenses)}
+        ordered = sorted(groups, key=lambda key: (order[key[0]], key[1]))
+        return tuple(
+            TradeOffRow.of(groups[key], self.attackers, None) for key in ordered
+        )
+
+    def samples(self) -> list[dict[str, object]]:
+        """One mapping for each attack on each message; NaN is ``None``."""
+        return [
+            _sample(cell, attacked, who, outcome)
+            for cell in self.cells
+            for attacked in cell.attacked
+            for who, outcome in attacked.outcomes.items()
+        ]
+
+    def table(self) -> str:
+        """A few lines of text: a row for each defense and budget."""
+        from leakwatch.studies.trade_offs.table import text_table
+
+        return text_table(self)
+
+    def figure(self) -> Any:
+        """Privacy against utility, a line for each defense: a plotly figure.
+
+        Raises:
+            ModuleNotFoundError: plotly is not installed.
+        """
+        from leakwatch.studies.trade_offs.report import trade_off_figure
+
+        return trade_off_figure(self)
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Writes one line for each training.
+
+        Args:
+            path: of the file; its directory must exist.
+        """
+        where = Path(path)
+        write_atomically(where, csv_bytes([row.flat() for row in self.rows]))
+        return where
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes trade_off.csv, samples.csv, trade_off.json and, with plotly, a report.
+
+        Args:
+            directory: made if it is not there; files of these names are replaced.
+
+        Returns:
+            report.html, or trade_off.json where plotly is missing.
+        """
+        from leakwatch.studies.trade_offs.report import trade_off_page
+
+        where = Path(directory)
+        make_private_directory(where)
+        self.to_csv(where / "trade_off.csv")
+        if self.samples():
+            write_atomically(where / "samples.csv", csv_bytes(self.samples()))
+        path = where / "trade_off.json"
+        content = {
+            "settings": dict(self.settings),
+            "unit": self.unit,
+            "summary": [row.flat() for row in self.summary],
+            "cells": [row.flat() for row in self.rows],
+            "samples": self.samples(),
+        }
+        write_atomically(path, json.dumps(content, allow_nan=False).encode())
+        try:
+            page = trade_off_page(self)
+        except ModuleNotFoundError:
+            return path
+        write_atomically(where / "report.html", page.encode())
+        return where / "report.html"
+
+
+def _sample(
+    cell: Cell, attacked: Attacked, who: Attacker, outcome: Outcome
+) -> dict[str, object]:
+    row: dict[str, object] = {
+        "defense": cell.defense,
+        "budget": cell.budget,
+        "coefficient": cell.coefficient,
+        "seed": cell.seed,
+        "sample": attacked.sample,
+        "label": attacked.label,
+        "attacker": who,
+        "psnr": outcome.psnr,
+        "lpips": outcome.lpips,
+        "predicted_psnr": outcome.predicted,
+        "gradient_norm": attacked.gradient_norm,
+        "delta_norm": attacked.delta_norm,
+        "status": str(outcome.status),
+    }
+    return {k: finite_or_none(v) for k, v in row.items()}

@@ -1,0 +1,219 @@
+"""One training of a trade-off with its attacks, and what a table shows of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import final
+
+from leakwatch.status import OK, Status
+from leakwatch.studies.trade_offs.grid import Setting
+from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker
+
+__all__ = ["Applied", "Cell", "TradeOffRow", "finite_or_none"]
+
+
+@final
+@dataclass(frozen=True)
+class Applied:
+    """What a defense really did to the gradients that training consumed.
+
+    Attributes:
+        steps: of the optimiser.
+        asked: √E‖δ‖² stated, root mean square over steps, gradient units.
+        norm: ‖δ‖ measured, the same.
+        relative: ‖δ‖/‖g‖, the same.
+        seconds: that the defense took.
+    """
+
+    steps: int
+    asked: float
+    norm: float
+    relative: float
+    seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One training under one defense, and the attacks on what it ended with.
+
+    Attributes:
+        defense: its name, ``"none"`` without.
+        budget: in the unit of the grid; 0 without a defense, NaN for mixtures.
+        seed: of data order and noise.
+        accuracy: on test data, in [0, 1]; NaN if the cell failed before.
+        attacked: by sample; empty if the cell failed.
+        applied: in training; ``None`` without a defense, or if it is not known.
+        status: ``failed`` with the reason, of a cell that says nothing.
+        coefficient: of mixtures, the share of the private sample; ``None`` for others.
+    """
+
+    defense: str
+    budget: float
+    seed: int
+    accuracy: float
+    attacked: tuple[Attacked, ...] = ()
+    applied: Applied | None = None
+    status: Status = OK
+    coefficient: float | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """The setting of the defense."""
+        return Setting(self.defense, self.budget, self.coefficient)
+
+
+@final
+@dataclass(frozen=True)
+class TradeOffRow:
+    """One defense at one budget: all that a figure or table shows of it.
+
+    PSNR: higher = more exposed; LPIPS: higher = less exposed. NaN: not known, which is
+    not safe.
+
+    Attributes:
+        defense: its name.
+        budget: in the unit of the grid; NaN for mixtures, of which none is asked.
+        coefficient: of mixtures, the share of the private sample; ``None`` for others.
+        seed: of a single cell; ``None`` over all seeds.
+        accuracy: mean over seeds.
+        psnr: attacker → median over samples and seeds, dB; NaN where the attack was
+            conclusive on less than half of them.
+        worst: attacker → the largest, dB: of the most exposed sample.
+        lpips: attacker → median.
+        predicted: attacker → median of the prediction, dB.
+        inconclusive: attacker → messages that the attack did not match.
+        messages: how many were attacked.
+        training_asked: √E‖δ‖² that was stated of what training consumed, gradient
+            units.
+        training_norm: ‖δ‖ measured of it.
+        training_relative: the same over ‖g‖.
+        message_relative: the same of the messages that were attacked, median.
+        failed: cells that failed, of ``cells``.
+        cells: how many there are.
+        status: why, where cells failed.
+    """
+
+    defense: str
+    budget: float
+    coefficient: float | None
+    seed: int | None
+    accuracy: float
+    psnr: Mapping[Attacker, float]
+    worst: Mapping[Attacker, float]
+    lpips: Mapping[Attacker, float]
+    predicted: Mapping[Attacker, float]
+    inconclusive: Mapping[Attacker, int]
+    messages: int
+    training_asked: float
+    training_norm: float
+    training_relative: float
+    message_relative: float
+    failed: int
+    cells: int
+    status: str
+
+    @classmethod
+    def of(
+        cls, cells: Sequence[Cell], attackers: Sequence[Attacker], seed: int | None
+    ) -> TradeOffRow:
+        """Summarises cells of one defense and budget.
+
+        Args:
+            cells: at least one.
+            attackers: who attacked.
+            seed: that of the only cell, or ``None``.
+        """
+        messages = [a for cell in cells for a in cell.attacked]
+        applied = [cell.applied for cell in cells if cell.applied is not None]
+        failed = [cell for cell in cells if not cell.status.usable]
+        found = {
+            who: [a.outcomes[who] for a in messages if who in a.outcomes]
+            for who in attackers
+        }
+        good = {who: [o for o in all if o.status.usable] for who, all in found.items()}
+        # Half of the messages of cells that failed are unknown as well.
+        expected = max((len(c.attacked) for c in cells), default=0) * len(cells)
+        known = {who: 2 * len(g) >= max(expected, 1) for who, g in good.items()}
+        return cls(
+            defense=cells[0].defense,
+            budget=cells[0].budget,
+            coefficient=cells[0].coefficient,
+            seed=seed,
+            accuracy=_mean([c.accuracy for c in cells]),
+            psnr={
+                who: _median([o.psnr for o in g]) if known[who] else math.nan
+                for who, g in good.items()
+            },
+            worst={
+                who: max((o.psnr for o in g), default=math.nan)
+                for who, g in good.items()
+            },
+            lpips={
+                who: _median([o.lpips for o in g]) if known[who] else math.nan
+                for who, g in good.items()
+            },
+            predicted={w: _median([o.predicted for o in g]) for w, g in found.items()},
+            inconclusive={w: len(found[w]) - len(good[w]) for w in attackers},
+            messages=len(messages),
+            training_asked=_mean([a.asked for a in applied]),
+            training_norm=_mean([a.norm for a in applied]),
+            training_relative=_mean([a.relative for a in applied]),
+            message_relative=_median([a.relative for a in messages]),
+            failed=len(failed),
+            cells=len(cells),
+            status=str(failed[0].status) if failed else "ok",
+        )
+
+    @property
+    def setting(self) -> Setting:
+        """The setting of the defense."""
+        return Setting(self.defense, self.budget, self.coefficient)
+
+    def flat(self) -> dict[str, object]:
+        """Column → value, NaN as ``None``: a row of a CSV file or a data frame."""
+        out: dict[str, object] = {
+            "defense": self.defense,
+            "budget": self.budget,
+            "coefficient": self.coefficient,
+            "seed": self.seed,
+            "accuracy": self.accuracy,
+        }
+        for who in self.psnr:
+            out |= {
+                f"{who}_psnr": self.psnr[who],
+                f"{who}_worst_psnr": self.worst[who],
+                f"{who}_lpips": self.lpips[who],
+                f"{who}_predicted_psnr": self.predicted[who],
+                f"{who}_inconclusive": self.inconclusive[who],
+            }
+        out |= {
+            "messages": self.messages,
+            "training_asked": self.training_asked,
+            "training_norm": self.training_norm,
+            "training_relative": self.training_relative,
+            "message_relative": self.message_relative,
+            "failed": self.failed,
+            "cells": self.cells,
+            "status": self.status,
+        }
+        return {k: finite_or_none(v) for k, v in out.items()}
+
+
+def finite_or_none(value: object) -> object:
+    """What JSON can hold: it knows neither NaN nor infinity."""
+    bad = isinstance(value, float) and not math.isfinite(value)
+    return None if bad else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [v for v in values if not math.isnan(v)]
+    return fmean(known) if known else math.nan
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [v for v in values if not math.isnan(v)]
+    return median(known) if known else math.nan

@@ -1,0 +1,215 @@
+"""A trade-off as lines of text."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Final
+
+from leakwatch.defenses.budget import Unit
+from leakwatch.reporting.words import number
+from leakwatch.studies.trade_offs.grid import NONE
+from leakwatch.studies.trade_offs.outcomes import Attacker
+from leakwatch.studies.trade_offs.rows import TradeOffRow
+
+if TYPE_CHECKING:
+    from leakwatch.studies.trade_offs.result import TradeOff
+
+__all__ = ["EXACT", "columns", "decibels", "headings", "notes", "text_table"]
+
+_UNKNOWN: Final = "not known"
+
+#: What attackers know of mixtures.
+_OF_MIXTURES: Final[dict[Attacker, str]] = {
+    "naive": "the naive attacker takes a mixture for one image",
+    "estimating": "the estimating one knows what images are like: their mean, and that "
+    "samples and partners differ alike",
+    "adaptive": "the adaptive attacker knows whom it was mixed with",
+}
+
+# How far what training consumed may be from the budget; few draws scatter.
+_OFF: Final = 0.2
+
+#: PSNR, dB, from which on a prediction says no more than that nothing is missed.
+EXACT: Final = 100.0
+
+_OF: Final = re.compile(r"\(\d+ of \d+\)$|^≥ ")
+
+
+def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
+    """Header and cells, in words: a row for each defense and budget.
+
+    Args:
+        found: the trade-off.
+    """
+    lpips = [who for who in found.attackers if _perceives(found, who)]
+    lines = []
+    for row in found.summary:
+        cells = [
+            row.defense if row.coefficient is None else row.setting.words(),
+            "–" if _unasked(row) else number(row.budget),
+            "–" if row.defense == NONE else _number(row.training_relative),
+            _UNKNOWN if math.isnan(row.accuracy) else f"{100 * row.accuracy:.1f} %",
+            _number(row.message_relative),
+        ]
+        for who in found.attackers:
+            cells += [_achieved(row, who), _worst(row, who)]
+        cells += [
+            _predicted(row.predicted[who])
+            for who in found.attackers
+            if _predicts(found, who)
+        ]
+        cells += [_number(row.lpips[who]) for who in lpips]
+        lines.append(cells)
+    return [" ".join(filter(None, pair)) for pair in headings(found)], lines
+
+
+def headings(found: TradeOff) -> list[tuple[str, str]]:
+    """Of each column what it shows and, in smaller type, which of it; all different.
+
+    Args:
+        found: the trade-off.
+    """
+    head = [
+        ("defense", ""),
+        ("budget", ""),
+        ("trained", "‖δ‖/‖g‖"),
+        ("accuracy", ""),
+        ("attacked", "‖δ‖/‖g‖"),
+    ]
+    for who in found.attackers:
+        head += [(who, "median, dB"), (who, "worst, dB")]
+    head += [(who, "predicted, dB") for who in found.attackers if _predicts(found, who)]
+    head += [(who, "LPIPS") for who in found.attackers if _perceives(found, who)]
+    return head
+
+
+def text_table(found: TradeOff) -> str:
+    """The table and what to know about it, aligned.
+
+    Args:
+        found: the trade-off.
+    """
+    head, lines = columns(found)
+    grid = [head, *lines]
+    widths = [max(len(row[i]) for row in grid) for i in range(len(head))]
+    text = [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in grid
+    ]
+    return "\n".join([*text, *(f"  {note}" for note in notes(found))])
+
+
+def notes(found: TradeOff) -> list[str]:
+    """What to know of all rows, and what failed, a sentence for each of them.
+
+    Args:
+        found: the trade-off.
+    """
+    queries = found.settings.get("queries", 1)
+    first = []
+    if queries != 1:
+        first.append(
+            f"every message was asked for {queries} times at the same weights, and "
+            "attackers take the mean"
+        )
+    if any(row.coefficient is not None for row in found.summary):
+        known = [_OF_MIXTURES[who] for who in found.attackers if who in _OF_MIXTURES]
+        first.append(
+            "; ".join(
+                [
+                    "α is the share of the sample in a mixture, of which no ‖δ‖ is "
+                    "asked",
+                    *known,
+                ]
+            )
+        )
+    first += _legend(found)
+    return first + [note for row in found.summary for note in _notes(row, found.unit)]
+
+
+def _legend(found: TradeOff) -> list[str]:
+    """What marks in the table mean, where they are."""
+    out = []
+    cells = [cell for line in columns(found)[1] for cell in line]
+    if "exact" in cells:
+        out.append(
+            "exact: by linearisation this attacker misses less than 1/100,000 of the "
+            f"pixel range ({EXACT:g} dB)"
+        )
+    if any(_OF.search(cell) for cell in cells):
+        out.append(
+            "(1 of 2) and ≥: of that many messages; the attack did not match the "
+            "others, which does not say that they are safe"
+        )
+    return out
+
+
+def decibels(value: float) -> str:
+    """A PSNR; what is not known is not safe.
+
+    Example:
+        >>> decibels(21.26), decibels(float("nan"))
+        ('21.3', 'not known')
+    """
+    return _UNKNOWN if math.isnan(value) else f"{value:.1f}"
+
+
+def _achieved(row: TradeOffRow, who: Attacker) -> str:
+    """The median, and of how many messages where not of all."""
+    text = decibels(row.psnr[who])
+    missing = row.inconclusive[who]
+    if not missing or math.isnan(row.psnr[who]):
+        return text
+    return f"{text} ({row.messages - missing} of {row.messages})"
+
+
+def _worst(row: TradeOffRow, who: Attacker) -> str:
+    """The largest, no less than which it is where some messages were not matched."""
+    text = decibels(row.worst[who])
+    return f"≥ {text}" if row.inconclusive[who] and text != _UNKNOWN else text
+
+
+def _predicted(value: float) -> str:
+    return "exact" if value >= EXACT else decibels(value)
+
+
+def _notes(row: TradeOffRow, unit: Unit) -> list[str]:
+    plain = row.coefficient is not None or not row.budget
+    name = row.setting.words() if plain else f"{row.defense} at {number(row.budget)}"
+    out = []
+    consumed = row.training_relative
+    if unit == "relative" and abs(consumed - row.budget) > _OFF * row.budget:
+        out.append(
+            f"{name}: training consumed ‖δ‖/‖g‖ = {number(consumed)}, so that its "
+            "accuracy is not that of this budget"
+        )
+    if row.failed:
+        out.append(f"{name}: {row.failed} of {row.cells} runs failed ({row.status})")
+    for who, missing in row.inconclusive.items():
+        if missing and math.isnan(row.psnr[who]):
+            out.append(
+                f"{name}: the {who} attack did not match {missing} of {row.messages} "
+                "messages, which does not say that they are safe"
+            )
+    return out
+
+
+def _unasked(row: TradeOffRow) -> bool:
+    """Whether its ‖δ‖ was not asked for."""
+    return row.defense == NONE or row.coefficient is not None
+
+
+def _predicts(found: TradeOff, who: Attacker) -> bool:
+    return any(not math.isnan(row.predicted[who]) for row in found.summary)
+
+
+def _perceives(found: TradeOff, who: Attacker) -> bool:
+    return any(not math.isnan(row.lpips[who]) for row in found.summary)
+
+
+def _number(value: float) -> str:
+    return _UNKNOWN if math.isnan(value) else number(value)

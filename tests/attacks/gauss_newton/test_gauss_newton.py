@@ -1,0 +1,273 @@
+"""The second-order attack as a whole: recovery, posterior, waves, combinations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from leakwatch.attacks import Reconstruction, SharedGradient, Start
+from leakwatch.attacks.combined import Combined
+from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks.verdict import mismatch
+from leakwatch.derivatives import GradientMap
+
+from .gauss_newton_problems import PIXELS, net, problem, psnr, samples
+
+# Does next to nothing.
+STILL = GaussNewton(steps=1, damping=1e7)
+
+
+def attacked(
+    attack: GaussNewton | Combined,
+    gradients: GradientMap,
+    shared: SharedGradient,
+    start: Start | None = None,
+    restarts: int = 1,
+    **more: object,
+) -> Reconstruction:
+    return attack.run(
+        gradients,
+        shared,
+        pixels=PIXELS,
+        start=start or Start.uniform(),
+        seed=0,
+        restarts=restarts,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.ReLU])
+def test_recovers_images_from_noise_to_a_hundred_decibels(
+    activation: type[nn.Module],
+) -> None:
+    gradients, shared, x = problem(3, activation)
+    found = attacked(GaussNewton(), gradients, shared, restarts=4)
+    assert float(psnr(found.images, x).min()) > 100
+    assert [s.word for s in found.status] == ["ok"] * 3
+    assert float(found.relative.max()) < 1e-5
+    assert found.practical
+
+
+def test_without_a_matrix_it_does_so_too() -> None:
+    gradients, shared, x = problem(1)
+    attack = GaussNewton(method="matrix-free")
+    found = attacked(attack, gradients, shared, restarts=4)
+    assert float(psnr(found.images, x).min()) > 100
+
+
+def test_an_affine_gradient_leads_to_the_posterior_in_closed_form() -> None:
+    """∇ of Σ c·(W x) in W is c xᵀ: J is constant, and the answer a linear system."""
+    linear = nn.Linear(6, 3, bias=False)
+    slopes = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.3, -1.0]])
+
+    def criterion(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (module(x) * slopes.to(x)[y.long()]).sum(1)
+
+    gradients = GradientMap(linear, criterion, dtype=torch.float64)
+    s, r, mean = 0.3, 0.5, torch.full((6,), 0.2, dtype=torch.float64)
+    x = torch.rand(2, 6, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.arange(2)
+    shared = SharedGradient.of(
+        gradients, x, y, noise_std=s, generator=torch.Generator().manual_seed(1)
+    )
+    found = {}
+    for method in ("dense", "matrix-free"):
+        attack = GaussNewton(
+            box=False, prior_std=r, prior_mean=mean, fast=False, forcing=1e-10
+        ).changed(method=method)
+        found[method] = attack.run(
+            gradients, shared, pixels=PIXELS, start=Start.zeros()
+        ).images
+    for i in range(2):
+        # In pixels: J = c ⊗ I / std.
+        c = slopes[i].double()
+        j = torch.kron(c[:, None], torch.eye(6, dtype=torch.float64)) / 0.25
+        offset = -j @ torch.full((6,), 0.4, dtype=torch.float64)
+        rest = shared.gradient[i] - offset
+        h = j.T @ j + (s / r) ** 2 * torch.eye(6, dtype=torch.float64)
+        expected = torch.linalg.solve(h, j.T @ rest + (s / r) ** 2 * mean)
+        for images in found.values():
+            pixels = images[i] * 0.25 + 0.4
+            torch.testing.assert_close(pixels, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_does_not_depend_on_its_neighbours() -> None:
+    gradients, shared, _ = problem(3, nn.ReLU)
+    attack = GaussNewton(steps=6, fast=False)
+    together = attacked(attack, gradients, shared, restarts=2)
+    alone = attacked(attack, gradients, shared.select(torch.tensor([2])), restarts=2)
+    torch.testing.assert_close(
+        together.restart_images[:, 2:], alone.restart_images, rtol=1e-6, atol=1e-7
+    )
+
+
+def test_a_second_wave_shakes_what_kinks_hold_and_leaves_the_rest() -> None:
+    gradients, shared, x = problem(2, nn.ReLU)
+    first = x[None, :, None].clone()
+    first[0, 1] += 0.3 * torch.randn(
+        first[0, 1].shape, generator=torch.Generator().manual_seed(0)
+    )
+    both = first.expand(3, -1, -1, -1, -1, -1)
+    attack = GaussNewton(steps=3, logits=False)
+    found = attacked(attack, gradients, shared, restarts=3, initial=both)
+    # The first target was solved from the start: no further wave.
+    assert float(found.restart_loss[0, 0]) < 1e-12
+    assert bool(torch.isinf(found.restart_loss[1:, 0]).all())
+    assert bool(torch.isfinite(found.restart_loss[:2, 1]).all())
+    assert bool(torch.isfinite(found.restart_images).all())
+    assert found.best_restart[0] == 0
+
+
+def test_no_network_is_asked_beyond_finite_numbers() -> None:
+    """From images where g is NaN the attack returns what it began with."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner((x + 1).sqrt())
+            return out
+
+    gradients = GradientMap(Root(), dtype=torch.float64)
+    y = torch.arange(2)
+    good = torch.full((2, 1, 6, 6), 0.5, dtype=torch.float64)
+    shared = SharedGradient.of(gradients, good, y)
+    first = torch.zeros(1, 2, 1, 1, 6, 6, dtype=torch.float64)
+    first[0, 1] = -1.5
+    found = attacked(
+        GaussNewton(box=False), gradients, shared, initial=first, restarts=1
+    )
+    assert bool(torch.isfinite(found.images).all())
+    assert [s.word for s in found.status] == ["ok", "not converged"]
+    torch.testing.assert_close(found.images[1], first[0, 1, 0], rtol=1e-12, atol=1e-12)
+
+
+def test_labels_are_inferred_when_they_are_unknown() -> None:
+    gradients, shared, x = problem(3)
+    found = attacked(GaussNewton(), gradients, shared.without_labels(), restarts=4)
+    assert found.labels.tolist() == [0, 1, 2]
+    assert float(psnr(found.images, x).min()) > 100
+
+
+@pytest.mark.parametrize("shared_parts", [None, ["2", "5", "criterion.factor"]])
+def test_the_criterion_s_own_parameters_are_matched_too(
+    shared_parts: list[str] | None,
+) -> None:
+    class Scaled(nn.Module):
+        """Cross-entropy at a temperature that is trained, and shared."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.factor * module(x), y, reduction="none")
+
+    x, y = samples(2)
+    gradients = GradientMap(
+        net(nn.ReLU), Scaled(), parameters=shared_parts, dtype=torch.float64
+    )
+    assert list(gradients.with_criterion(gradients.criterion).sizes()) == list(
+        gradients.sizes()
+    )
+    assert gradients.size % 2 == 1  # the layers share even numbers, the factor is one
+    shared = SharedGradient.of(gradients, x, y)
+    found = attacked(GaussNewton(), gradients, shared, Start.near(x, 0.1))
+    assert [s.word for s in found.status] == ["ok"] * 2
+    assert float(psnr(found.images, x).min()) > 100
+
+
+def test_joint_attacks_from_near_find_both_images() -> None:
+    gradients, shared, x = problem(4, images=2)
+    found = attacked(GaussNewton(steps=30), gradients, shared, start=Start.near(x, 0.1))
+    assert found.images.shape == (2, 2, 1, 6, 6)
+    assert not found.practical
+    assert float(psnr(found.images.flatten(0, 1), x).min()) > 80
+
+
+def test_combined_arrives_where_its_first_attack_comes_near() -> None:
+    gradients, shared, x = problem(2)
+    first = FirstOrder(steps=60, lr=0.05)
+    near = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=2)
+    both = attacked(Combined(first=first), gradients, shared, restarts=2)
+    assert both.attack == "combined"
+    assert float(psnr(near.images, x).max()) < 60
+    assert float(psnr(both.images, x).min()) > 100
+
+
+def test_combined_begins_gauss_newton_at_the_best_of_its_first_attack_s() -> None:
+    gradients, shared, x = problem(2)
+    first = FirstOrder(steps=60, lr=0.05)
+    found = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=2)
+    slopes, loss = Combined().first_problems(gradients, shared)
+    ends = []
+    for seed, (at, given) in enumerate((slopes, loss)):
+        # Either map shares what it was said to share, at the private images.
+        torch.testing.assert_close(
+            at(x.float(), given.labels[:, 0]), given.gradient, rtol=1e-4, atol=1e-6
+        )
+        alone = first.run(
+            at, given, pixels=PIXELS, start=Start.uniform(), seed=seed, restarts=1
+        )
+        ends.append(alone.images.double())
+    turned = torch.stack(
+        [mismatch(gradients, shared, e[:, None], shared.labels)[1] for e in ends]
+    )
+    best = torch.stack(ends)[turned.argmin(0), torch.arange(2)]
+    torch.testing.assert_close(found.images, best, rtol=0, atol=1e-3)
+
+
+def test_combined_with_one_restart_or_unknown_slopes() -> None:
+    gradients, shared, x = problem(2)
+    first = FirstOrder(steps=60, lr=0.05)
+    one = attacked(Combined(first=first), gradients, shared, restarts=1)
+    assert one.restart_images.shape[0] == 1
+    plain = Combined(first=first, second=GaussNewton(logits=False))
+    assert len(plain.first_problems(gradients, shared)) == 1
+    found = attacked(plain, gradients, shared, restarts=2)
+    assert float(psnr(found.images, x).max()) > 40
+    inferred = attacked(Combined(first=first), gradients, shared.without_labels())
+    assert inferred.labels.tolist() == one.labels.tolist()
+
+
+def test_combined_keeps_to_its_time() -> None:
+    gradients, shared, _ = problem(2)
+    attack = Combined(first=FirstOrder(steps=10**6))
+    found = attacked(attack, gradients, shared, restarts=2, time_limit=2.0)
+    assert found.seconds < 6
+
+
+def test_settings_of_the_combination() -> None:
+    changed = Combined().changed(share=0.25, steps=7, tv=1e-3, damping=0.5)
+    assert (changed.share, changed.first.steps, changed.second.steps) == (0.25, 7, 7)
+    assert (changed.first.priors.tv, changed.second.damping) == (1e-3, 0.5)
+    assert Combined().changed(box=False).first.box is False
+    with pytest.raises(ValueError, match="share"):
+        Combined(share=1.0)
+    with pytest.raises(ValueError, match="lrr"):
+        Combined().changed(lrr=1)
+
+
+def test_initial_images_of_another_shape() -> None:
+    gradients, shared, _ = problem()
+    with pytest.raises(ValueError, match="initial must be"):
+        attacked(GaussNewton(), gradients, shared, initial=torch.zeros(1, 2, 1, 5, 5))
+
+
+def test_progress_counts_all_waves() -> None:
+    gradients, shared, _ = problem()
+    seen: list[tuple[int, int, float]] = []
+    attacked(
+        GaussNewton(steps=2, logits=False),
+        gradients,
+        shared,
+        restarts=2,
+        progress=lambda *now: seen.append(now),
+    )
+    assert [done for done, _, _ in seen] == [1, 2, 3, 4]
+    assert {total for _, total, _ in seen} == {4}

@@ -1,0 +1,124 @@
+"""Networks that lose digits of J themselves, by centring or rescaling their input."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from leakwatch import score
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.scores.measure.sample_spectrum import Precision
+
+BLIND = ["lavp_l2_min", "lavp_cos_min", "lavp_fusion", "i2f", "i2f_psnr"]
+SEEN = ["lavp_l2_max", "lavp_cos_max", "i2f_bayes_psnr"]
+LABELS = torch.tensor([0, 1])
+
+
+class Standardized(nn.Module):
+    """(x − mean)/std of each sample: blind to brightness and to contrast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+
+
+def network(first: nn.Module, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(first, nn.Linear(16, 20), nn.Tanh(), nn.Linear(20, 3))
+
+
+CASES = {
+    "little contrast": (Standardized, 0.02, 0.9),
+    "bright": (Standardized, 1.0, 290.0),
+    "layer norm": (lambda: nn.LayerNorm(16), 1.0, 1000.0),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_directions_that_a_network_removes_are_never_resolved(
+    case: str, dtype: torch.dtype, seed: int
+) -> None:
+    first, contrast, brightness = CASES[case]
+    net = network(first(), seed)
+    x = torch.rand(2, 16) * contrast + brightness
+    found = score(net, x, LABELS, noise_std=1e-3, dtype=dtype)
+    for name in BLIND:
+        assert [s.word for s in found.status[name]] == ["unresolved"] * 2, name
+        assert bool(found[name].isnan().all())
+    for name in SEEN:
+        assert bool(found.usable(name).all())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_measured_rounding_is_that_of_the_whole_jacobian(case: str) -> None:
+    first, contrast, brightness = CASES[case]
+    net = network(first(), 0)
+    x = torch.rand(2, 16) * contrast + brightness
+    single = GradientJacobian(GradientMap(net), x, LABELS)
+    double = GradientJacobian(GradientMap(net, dtype=torch.float64), x, LABELS)
+    for i in range(2):
+        scale = float(single.scale[i])
+        error = float((single.dense(i).double() - double.dense(i)).norm()) / scale
+        # Three random directions of 16: within a factor of 2.
+        assert error / 2 < single.rounding(i) < 2 * error
+        # In float64 the same digits are lost from more: 2^-52 instead of 2^-23.
+        expected = single.rounding(i) * 2.0**-29
+        assert double.rounding(i) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_plain_network_keeps_its_digits() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 20), nn.Tanh(), nn.Linear(20, 3))
+    x = torch.rand(2, 16)
+    j = GradientJacobian(GradientMap(net), x, LABELS)
+    for i in range(2):
+        top = float(torch.linalg.eigvalsh(j.gram(i).h)[-1])
+        measured = Precision.of(top, 16, 2.0**-23, j.rounding(i))
+        assert measured == Precision.of(top, 16, 2.0**-23)
+    found = score(net, x, LABELS, noise_std=1e-3)
+    assert [s.word for s in found.status["lavp_l2_min"]] == ["ok", "ok"]
+
+
+def test_the_largest_eigenvalue_by_products_knows_it_too() -> None:
+    net = network(nn.LayerNorm(16), 0)
+    x = torch.rand(2, 16) + 1e6
+    found = score(net, x, LABELS, "lavp_l2_max", solver="lanczos")
+    assert "ok" not in [s.word for s in found.status["lavp_l2_max"]]
+
+
+def test_a_jacobian_without_a_number_bounds_nothing() -> None:
+    low, high = Precision(0.0, math.inf).bounds(torch.tensor([2.0, 1.0]), 2)
+    assert low.tolist() == [0.0, 0.0]
+    assert high.tolist() == [math.inf, math.inf]
+
+
+class SinglePrecisionOnly(nn.Module):
+    """Refuses float64, as modules with kernels of their own do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise RuntimeError("only float32")
+        out: Tensor = self.linear(x)
+        return out.tanh()
+
+
+def test_a_network_without_another_precision_is_scored_and_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    gradients = GradientMap(SinglePrecisionOnly(), path="vmap")
+    j = GradientJacobian(gradients, torch.rand(2, 16), LABELS)
+    with pytest.raises(RuntimeError, match="only float32"):
+        j.rounding(0)
+    found = score(SinglePrecisionOnly(), torch.rand(2, 16), LABELS, "lavp")
+    assert bool(found.usable("lavp_l2_max").all())
+    assert "assumed, not measured" in caplog.text

@@ -1,0 +1,180 @@
+"""What the table and the page of a trade-off say, and that they fit a window."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from leakwatch.status import Status
+from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff
+from leakwatch.studies.trade_offs.outcomes import ATTACKERS, Attacker
+from leakwatch.studies.trade_offs.prediction import CEILING
+from leakwatch.studies.trade_offs.report import trade_off_page
+from leakwatch.studies.trade_offs.table import columns, headings, notes
+
+SHORT = Status("not converged", "too few steps")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
+)
+
+
+def cell(
+    defense: str,
+    psnr: Sequence[float],
+    *,
+    budget: float = 0.1,
+    predicted: float = 21.0,
+    coefficient: float | None = None,
+) -> Cell:
+    """Messages of which attackers recover as much; NaN: not matched."""
+
+    def outcome(value: float) -> Outcome:
+        if math.isnan(value):
+            return Outcome.without(SHORT, predicted)
+        return Outcome(value, 0.3, predicted)
+
+    attacked = tuple(
+        Attacked(i, i, 1.0, 0.1, {who: outcome(value) for who in ATTACKERS})
+        for i, value in enumerate(psnr)
+    )
+    applied = Applied(3, 0.1, 0.1, 0.1) if defense != "none" else None
+    return Cell(defense, budget, 0, 0.9, attacked, applied, coefficient=coefficient)
+
+
+def trade_off(*cells: Cell, attackers: tuple[Attacker, ...] = ATTACKERS) -> TradeOff:
+    plain = cell("none", [58.0], budget=0.0, predicted=CEILING)
+    settings = {"attack": "gauss-newton", "box": 0.123456789, "queries": 1}
+    return TradeOff((plain, *cells), attackers, "relative", settings)
+
+
+def test_all_columns_have_names_of_their_own() -> None:
+    found = trade_off(cell("gaussian", [20.0]))
+    head, lines = columns(found)
+    assert len(set(head)) == len(head)
+    assert len(set(headings(found))) == len(head)
+    assert all(len(line) == len(head) for line in lines)
+    for who in ATTACKERS:
+        assert [h for h in head if h.startswith(who)] == [
+            f"{who} median, dB",
+            f"{who} worst, dB",
+            f"{who} predicted, dB",
+            f"{who} LPIPS",
+        ]
+
+
+def test_only_attackers_who_were_there_are_explained() -> None:
+    mixed = cell("mixup", [20.0], budget=math.nan, coefficient=0.7)
+    for attackers in (("naive",), ("naive", "adaptive"), ATTACKERS):
+        found = trade_off(mixed, attackers=attackers)
+        said = " ".join(notes(found)) + trade_off_page(found).split("<main>")[1]
+        for who in ATTACKERS:
+            assert (who in said) == (who in attackers), (who, attackers)
+    assert "share of the sample in a mixture" in said
+    assert not any("mixture" in note for note in notes(trade_off()))
+
+
+def test_what_some_attacks_give_says_so() -> None:
+    nan = math.nan
+    found = trade_off(
+        cell("gaussian", [30.0, nan, 20.0]),
+        cell("gaussian", [nan, 10.0, nan], budget=0.2),
+        cell("pruning", [12.0, 14.0, 16.0]),
+        attackers=("naive",),
+    )
+    head, lines = columns(found)
+    at = head.index("naive median, dB")
+    shown = [line[at : at + 2] for line in lines]
+    assert shown == [
+        ["58.0", "58.0"],
+        ["25.0 (2 of 3)", "≥ 30.0"],
+        ["not known", "≥ 10.0"],
+        ["14.0", "16.0"],
+    ]
+    said = notes(found)
+    assert sum("(1 of 2) and ≥" in note for note in said) == 1
+    matched = [note for note in said if "did not match 2 of 3 messages" in note]
+    assert len(matched) == 1
+    assert matched[0].startswith("gaussian at 0.200")
+    assert not any("≥" in note for note in notes(trade_off()))
+
+
+def test_hollow_points_leave_failed_attacks_out() -> None:
+    found = trade_off(
+        cell("gaussian", [30.0, math.nan, 20.0]),
+        cell("gaussian", [10.0, 12.0, 14.0], budget=0.2),
+        attackers=("naive",),
+    )
+    figure = found.figure()
+    traces = {trace.name: trace for trace in figure.data if trace.visible}
+    assert list(traces["gaussian"].marker.symbol) == ["circle-open", "circle"]
+    assert "hollow" in figure.layout.title.subtitle.text
+    assert figure.layout.xaxis.title.text == "accuracy"
+    assert "hollow" not in trade_off().figure().layout.title.subtitle.text
+
+
+def test_an_exact_prediction_is_no_number_of_decibels() -> None:
+    found = trade_off(cell("gaussian", [20.0]), attackers=("naive",))
+    head, lines = columns(found)
+    at = head.index("naive predicted, dB")
+    assert [line[at] for line in lines] == ["exact", "21.0"]
+    assert sum(note.startswith("exact:") for note in notes(found)) == 1
+    drawn = [
+        y
+        for trace in found.figure().data
+        for y in trace.y
+        if y is not None and not trace.visible
+    ]
+    assert max(drawn) == 100.0
+
+
+def test_the_page_is_not_wider_than_its_window(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    if BROWSER is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
+    page = trade_off_page(trade_off(cell("gaussian", [30.0, math.nan, 20.0])))
+    # A window of a headless browser is wide; frames are as wide as they are told.
+    ask = """<script>setTimeout(function () {
+      var box = document.querySelector(".scroll");
+      parent.document.body.dataset["seen" + innerWidth] = [
+        document.documentElement.scrollWidth, box.clientWidth, box.scrollWidth,
+        getComputedStyle(box.querySelector("td")).position].join(" "); }, 400);
+      </script></body>"""
+    (tmp_path / "page.html").write_text(page.replace("</body>", ask), "utf-8")
+    frames = "".join(
+        f'<iframe src="page.html" style="border:0;width:{width}px"></iframe>'
+        for width in (1200, 390)
+    )
+    (tmp_path / "frames.html").write_text(f"<body>{frames}</body>", "utf-8")
+    seen = subprocess.run(
+        [
+            BROWSER,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--allow-file-access-from-files",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+            (tmp_path / "frames.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    for width in (1200, 390):
+        found = re.search(rf'data-seen{width}="([^"]*)"', seen)
+        assert found is not None, f"nothing was seen at {width} pixels"
+        whole, box, table, position = found[1].split()
+        assert int(whole) <= width
+        assert int(table) > int(box)
+        assert position == "sticky"

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from leakwatch.weight_update import LocalTraining, WeightUpdate
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps"), [(1, 3), (10, 3), (11, 6), (50, 15), (9, 3)]
+)
+def test_steps_count_the_partial_batch(samples: int, steps: int) -> None:
+    assert LocalTraining(epochs=3, batch_size=10, lr=0.1).steps(samples) == steps
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"epochs": 1.5}, TypeError, "epochs must be an integer, got 1.5"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer"),
+        ({"lr": 0.0}, ValueError, "lr must be positive and finite"),
+        ({"lr": "fast"}, TypeError, "lr must be a number, got 'fast'"),
+        ({"lr": float("inf")}, ValueError, "lr must be positive and finite"),
+        ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
+        ({"weight_decay": -1.0}, ValueError, "weight_decay must be finite"),
+    ],
+)
+def test_impossible_trainings_are_refused(
+    change: dict[str, object], error: type[Exception], match: str
+) -> None:
+    given: dict[str, object] = {"epochs": 1, "batch_size": 2, "lr": 0.1, **change}
+    with pytest.raises(error, match=match):
+        LocalTraining(**given)  # type: ignore[arg-type]
+
+
+def test_samples_must_be_a_count() -> None:
+    training = LocalTraining(1, 2, 0.1)
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+        training.steps(0)
+
+
+def make(**change: object) -> WeightUpdate:
+    given: dict[str, object] = {
+        "initial": torch.zeros(3),
+        "final": torch.tensor([[1.0, 0, 0], [0, 2, 0]]),
+        "labels": torch.tensor([[0, 1], [2, 0]]),
+        "sample_shape": (4,),
+        "samples": 2,
+        **change,
+    }
+    return WeightUpdate(**given)  # type: ignore[arg-type]
+
+
+def test_the_difference_is_what_descent_took_away() -> None:
+    update = make()
+    assert update.clients == 2
+    expected = torch.tensor([[-1.0, 0, 0], [0, -2, 0]])
+    torch.testing.assert_close(update.difference, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"samples": 0}, ValueError, "samples must be at least 1"),
+        ({"initial": [0.0]}, TypeError, "initial must be a tensor, got a list"),
+        ({"initial": torch.zeros(3).long()}, ValueError, "must be floating point"),
+        ({"initial": torch.zeros(2)}, ValueError, r"got \(2,\) and \(2, 3\)"),
+        ({"final": torch.ones(3)}, ValueError, r"use final\[None\]"),
+        ({"final": torch.ones(0, 3)}, ValueError, "at least one client"),
+        ({"initial": torch.full((3,), torch.nan)}, ValueError, "initial weights hold"),
+        (
+            {"final": torch.tensor([[1.0, 0, 0], [0, torch.inf, 0]])},
+            ValueError,
+            "weights of client 1 hold NaN or infinity",
+        ),
+        (
+            {"final": torch.tensor([[1.0, 0, 0], [0, 0, 0]])},
+            ValueError,
+            "client 1 did not move",
+        ),
+        ({"labels": torch.zeros(2, 3).long()}, ValueError, r"\(clients, N\) = \(2, 2"),
+        ({"labels": torch.zeros(2, 2)}, TypeError, "integer class indices"),
+        ({"labels": [[0, 1], [1, 0]]}, TypeError, "a tensor or None, got a list"),
+        ({"labels": torch.tensor([[0, -1], [0, 0]])}, ValueError, "at least 0"),
+        ({"training": {"epochs": 1}}, TypeError, "a LocalTraining or None"),
+        ({"index": (1,)}, ValueError, "each of the 2 clients, got 1"),
+    ],
+)
+def test_impossible_updates_are_refused(
+    change: dict[str, object], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        make(**change)
