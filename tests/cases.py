@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
 import torchmetrics
 from torch import Tensor, nn
@@ -47,6 +48,18 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         x = torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
         return x.to(dtype), torch.arange(batch) % CLASSES
+
+
+DEVICES = (
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(
+            not torch.cuda.is_available(), reason="needs a CUDA device"
+        ),
+    ),
+)
+"""Where networks may be, for tests whose samples are on the CPU."""
 
 
 def dense_jacobian(

@@ -157,7 +157,7 @@ class Attempt:
 
     def descent(self, targets: Int[Tensor, " some"], p: Tensor) -> Found:
         """One wave for some targets."""
-        before = torch.zeros(len(targets), dtype=torch.long)
+        before = torch.zeros_like(targets)
         if self.easier is not None:
             found = self._descend(self.easier, targets, p)
             images = found.p

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from cases import DEVICES
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -11,6 +14,7 @@ from leakwatch.attacks import Reconstruction, SharedGradient, Start
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks.gauss_newton.run import Attempt
 from leakwatch.attacks.verdict import mismatch
 from leakwatch.derivatives import GradientMap
 
@@ -271,3 +275,54 @@ def test_progress_counts_all_waves() -> None:
     )
     assert [done for done, _, _ in seen] == [1, 2, 3, 4]
     assert {total for _, total, _ in seen} == {4}
+
+
+@pytest.mark.parametrize(("images", "noise_std"), [(2, 0.0), (1, 1e-3)])
+def test_steps_are_counted_where_the_attack_is(
+    images: int, noise_std: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients, shared, x = problem(2 * images, noise_std=noise_std, images=images)
+    # Both have no easier problem in logits to begin with.
+    attempt = Attempt(
+        GaussNewton(steps=2), gradients, shared, PIXELS, Start.near(x, 0.05), None
+    )
+    assert attempt.easier is None
+    targets = torch.arange(2)
+    first = attempt.first_images(0, 1, None)[0].flatten(1)
+    descend = Attempt._descend
+
+    def on_the_cpu(*arguments: Any) -> Any:
+        with torch.device("cpu"):
+            return descend(*arguments)
+
+    monkeypatch.setattr(Attempt, "_descend", on_the_cpu)
+    # Whatever is made without a device is not on that of the images now.
+    with torch.device("meta"):
+        found = attempt.descent(targets, first)
+    assert found.steps.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("images", "noise_std"), [(2, 0.0), (1, 1e-3)])
+def test_gauss_newton_without_an_easier_problem_on_any_device(
+    images: int, noise_std: float, device: str
+) -> None:
+    x, y = (t.to(device) for t in samples(2 * images))
+    gradients = GradientMap(net().to(device), dtype=torch.float64)
+    shared = SharedGradient.of(
+        gradients,
+        x,
+        y,
+        images=images,
+        noise_std=noise_std,
+        generator=torch.Generator().manual_seed(2),
+    )
+    found = GaussNewton(steps=2).run(
+        gradients,
+        shared,
+        pixels=PIXELS,
+        start=Start.near(x, 0.05),
+        seed=0,
+        restarts=1,
+    )
+    assert found.images.device.type == device
