@@ -50,6 +50,33 @@ class Case:
         return x.to(dtype), torch.arange(batch) % CLASSES
 
 
+class Elsewhere(Tensor):
+    """A tensor that behaves as if it lay on another device than all others.
+
+    It meets no other tensor before ``.to(device)`` has made a plain one of it.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        places = (*args[1:], kwargs.get("device"))
+        moved = any(isinstance(place, str | torch.device | Tensor) for place in places)
+        if func is Tensor.to and moved:
+            there = super().__torch_function__(func, types, args, kwargs)
+            return there.as_subclass(Tensor)
+        met = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if any(not isinstance(t, cls) and t.ndim for t in met):
+            raise RuntimeError(f"{func.__name__} got tensors of two devices")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def elsewhere(*tensors: Tensor) -> list[Tensor]:
+    """These as if they lay on another device than the network, on any machine."""
+    return [t.as_subclass(Elsewhere) for t in tensors]
+
+
 DEVICES = (
     "cpu",
     pytest.param(

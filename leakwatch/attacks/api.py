@@ -20,6 +20,7 @@ from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import Perturbation, SharedGradient
 from leakwatch.attacks.start import Start, StartKind
 from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 
 __all__ = ["attack"]
@@ -145,9 +146,7 @@ def attack(
     if labels not in ("known", "inferred"):
         raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
-    gradients.check(x, y)
-    device = next(gradients.module.parameters()).device
-    x, y = x.detach().to(device), y.to(device)
+    x, y = checked_samples(gradients, x, y)
     shared = SharedGradient.of(
         gradients,
         x,

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.derivatives.parameter_filters import ParameterFilter
@@ -113,11 +114,8 @@ def layer_attribution(
         (('0', '2'), (30, 21), torch.Size([2, 2]))
     """
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
-    gradients.check(x, y)
-    device = next(gradients.module.parameters()).device
-    jacobian = GradientJacobian(
-        gradients, x.detach().to(device), y.to(device), input_scale=input_scale
-    )
+    x, y = checked_samples(gradients, x, y)
+    jacobian = GradientJacobian(gradients, x, y, input_scale=input_scale)
     counts: Counter[str] = Counter()
     for name, size in gradients.sizes().items():
         counts[name.rpartition(".")[0]] += size

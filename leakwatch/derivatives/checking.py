@@ -9,7 +9,32 @@ from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.network import DifferentiableNetwork
 from leakwatch.inputs import check_samples
 
-__all__ = ["check_data"]
+__all__ = ["check_data", "checked_samples"]
+
+
+def checked_samples(
+    network: DifferentiableNetwork, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Moves samples to the network's device, and validates them there.
+
+    Args:
+        network: the network.
+        x: network inputs, on any device.
+        y: labels, on any device.
+
+    Returns:
+        Both, detached, on the network's device.
+
+    Raises:
+        TypeError: as :meth:`leakwatch.gradients.GradientMap.check`.
+        ValueError: the same.
+    """
+    check_samples(x, y)  # says so of what is no tensor, before it is moved
+    device = next(network.module.parameters()).device
+    # First, because the check runs the network on them.
+    x, y = x.detach().to(device), y.to(device)
+    check_data(network, x, y)
+    return x, y
 
 
 def check_data(network: DifferentiableNetwork, x: Tensor, y: Tensor) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.scores.measure.batches import collect
 from leakwatch.scores.measure.plan import (
@@ -131,9 +132,7 @@ def score(
     )
     _check_noise(wanted, settings, delta)
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
-    gradients.check(x, y)
-    device = next(gradients.module.parameters()).device
-    x, y = x.detach().to(device), y.to(device)
+    x, y = checked_samples(gradients, x, y)
     if (mean is None) != (std is None):
         raise ValueError(
             "mean and std describe one normalisation; give both or neither."
