@@ -15,7 +15,7 @@ from leakwatch.callbacks._probing.step import (
     merge_spectra,
 )
 from leakwatch.callbacks._recording.pictures import pictures
-from leakwatch.callbacks._recording.run_metadata import describe_run
+from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
 from leakwatch.cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from leakwatch.cli.subject import Subject, SubjectCLI, draw
 from leakwatch.cli.tables import score_table
@@ -71,11 +71,6 @@ def audit(
         subject.module.to(choose_device(options.device, subject.accelerator))
         settings = _settings(subject, probes)
         moment = (0, 0) if checkpoint is None else (checkpoint.epoch, checkpoint.step)
-        subject.monitor.examine(
-            subject.module,
-            GradientMap(subject.module, subject.monitor.criterion),
-            probes,
-        )
         share = _measure(subject, probes, settings, moment)
     name = "initial weights" if checkpoint is None else checkpoint.path.name
     config = {
@@ -83,10 +78,17 @@ def audit(
         "checkpoint": name,
         "split": options.split,
     }
+    described = describe_run(
+        probes,
+        subject.monitor.describe(),
+        settings,
+        config,
+        subject.module,
+        subject.monitor.message,
+    )
     metadata = {
-        **describe_run(
-            probes, subject.monitor.describe(), settings, config, subject.module
-        ),
+        **described,
+        "assumed": assumed(described["config"], defended=subject.defended),
         "solver_used": share.solver,
         "notes": list(share.notes),
     }
@@ -125,7 +127,14 @@ def _measure(
     subject: Subject, probes: ProbeSet, settings: Settings, moment: tuple[int, int]
 ) -> Share:
     module, monitor = subject.module, subject.monitor
-    gradients = GradientMap(module, monitor.criterion, dtype=_DTYPES[monitor.dtype])
+    # What the monitor's own map is made of during training.
+    gradients = GradientMap(
+        module,
+        monitor.criterion,
+        parameters=monitor.parameters,
+        dtype=_DTYPES[monitor.dtype],
+    )
+    monitor.examine(module, gradients, probes)
     with observing(module):
         gradients.check(probes.x.to(module.device), probes.y.to(module.device))
     share = monitor.measure(

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, final
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from leakwatch.callbacks import InversionAudit, LeakageMonitor
+from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
 from leakwatch.callbacks._probing.training_probes import training_probes
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
@@ -30,6 +30,7 @@ class Subject:
         monitor: Whose settings apply; never attached to a trainer.
         accelerator: What the config would train on.
         note: What the user should know about the choice; empty if nothing.
+        defended: Whether training under the config goes through a GradientDefense.
     """
 
     module: LightningModule
@@ -37,6 +38,7 @@ class Subject:
     monitor: ProbeCallback
     accelerator: str
     note: str
+    defended: bool
 
 
 class SubjectCLI(ConfiguredCLI):
@@ -54,7 +56,13 @@ class SubjectCLI(ConfiguredCLI):
         callbacks = trainer.get("callbacks") or []
         if not isinstance(callbacks, list):
             callbacks = [callbacks]
-        trainer["callbacks"] = [entry for entry in callbacks if self._fits(entry)]
+        kinds = [_class_of(entry) for entry in callbacks]
+        self.defended = any(issubclass(kind, GradientDefense) for kind in kinds)
+        trainer["callbacks"] = [
+            entry
+            for entry, kind in zip(callbacks, kinds, strict=True)
+            if issubclass(kind, self.kind)
+        ]
         trainer["logger"] = False
 
     def instantiate_classes(self) -> None:
@@ -76,12 +84,8 @@ class SubjectCLI(ConfiguredCLI):
             monitor=monitors[0] if monitors else self.kind(),
             accelerator=str(self.config["trainer"].get("accelerator")),
             note=note,
+            defended=self.defended,
         )
-
-    def _fits(self, entry: Any) -> bool:
-        module, _, name = str(entry["class_path"]).rpartition(".")
-        found = getattr(importlib.import_module(module), name)
-        return isinstance(found, type) and issubclass(found, self.kind)
 
 
 @final
@@ -157,6 +161,13 @@ def draw(
             "the config's data or normalisation is another."
         )
     return probes, ""
+
+
+def _class_of(entry: Any) -> type:
+    """The class of a callback in a config; that of functions is of no interest."""
+    module, _, name = str(entry["class_path"]).rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    return found if isinstance(found, type) else object
 
 
 def _of_a_monitor(states: Mapping[str, Any]) -> Mapping[str, Any]:

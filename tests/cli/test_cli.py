@@ -483,6 +483,45 @@ def test_audit_repeats_what_the_monitor_measured(
     assert metadata["config"]["checkpoint"] == "best.ckpt"
 
 
+@pytest.mark.parametrize("defended", [False, True])
+def test_audit_measures_and_says_what_the_run_s_settings_state(
+    tmp_path: Path, defended: bool
+) -> None:
+    # The last layer alone, in another precision, under a noise that nobody may add.
+    settings = {"parameters": "*3*", "dtype": "float64", "noise_std": 0.1}
+    monitor = {**MONITOR, "init_args": {**MONITOR["init_args"], **settings}}
+    noise = {
+        "class_path": "leakwatch.callbacks.GradientDefense",
+        "init_args": {
+            "defense": {
+                "class_path": "leakwatch.defenses.GaussianNoise",
+                "init_args": {
+                    "budget": {
+                        "class_path": "leakwatch.defenses.Budget",
+                        "init_args": {"value": 0.1, "unit": "std"},
+                    }
+                },
+            }
+        },
+    }
+    callbacks = [CHECKPOINTS, monitor, *([noise] if defended else [])]
+    config = write(tmp_path / "toy.yaml", toy(tmp_path, callbacks))
+    assert main(["fit", "--config", config, "--trainer.max_epochs=1"]) == 0
+    run = Run(tmp_path, config, "", 0)
+    status, output = audit(run, tmp_path)
+    assert status == 0
+    epoch = read_checkpoint(run.checkpoint).epoch
+    assert last_values(output, epoch) == pytest.approx(
+        last_values(run.ledger, epoch), rel=1e-6, nan_ok=True
+    )
+    found, expected = (
+        RiskLedger.open(path).read_metadata()["assumed"]
+        for path in (output, run.ledger)
+    )
+    assert found == expected
+    assert len(found) == (0 if defended else 1)
+
+
 def test_audit_understands_the_saved_config(trained: Run, tmp_path: Path) -> None:
     saved = trained.ledger / "config.yaml"
     output = tmp_path / "audit"

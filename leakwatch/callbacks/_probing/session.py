@@ -25,6 +25,7 @@ from leakwatch.callbacks._probing.training_probes import training_probes
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.callbacks._recording.run_metadata import (
     Recorded,
+    assumed,
     describe_run,
     new_run_name,
     run_directory,
@@ -34,7 +35,6 @@ from leakwatch.callbacks._recording.summary import scalars_of, sentence, time_ro
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
-from leakwatch.reporting.run_facts import NEARLY_UNDEFENDED
 from leakwatch.scores import Settings
 from leakwatch.status import describe_error
 
@@ -290,7 +290,7 @@ class Session:
             module,
             monitor.message,
         )
-        described["assumed"] = _assumed(trainer, described["config"])
+        described["assumed"] = assumed(described["config"], defended=_defended(trainer))
         changed = _changed(past, described["config"])
         if changed:
             text = (
@@ -382,21 +382,14 @@ def _monitored(trainer: Trainer) -> set[str]:
     return {str(getattr(watcher, "monitor", None)) for watcher in watchers}
 
 
+<<<<<<< HEAD:leakwatch/callbacks/_probing/session.py
 def _assumed(trainer: Trainer, config: Mapping[str, Any]) -> list[str]:
     """What predictions take for granted that this run does not do."""
     from leakwatch.callbacks.gradient_defense import GradientDefense
+=======
+def _defended(trainer: Trainer) -> bool:
+    from leakwatch.callbacks.defense import GradientDefense
+>>>>>>> 7943619 (An audit measures the parameters that its monitor states, and says what nobody adds):leakwatch/callbacks/session.py
 
-    noise, defense = config.get("noise_std"), config.get("defense")
     callbacks: list[Callback] = getattr(trainer, "callbacks", [])
-    defended = any(isinstance(c, GradientDefense) for c in callbacks)
-    if defense:
-        return [
-            f"attacks met gradients under the defense {defense}, of which predictions "
-            f"know nothing: they assume only the noise that is stated"
-        ]
-    if noise and noise > NEARLY_UNDEFENDED and not defended:
-        return [
-            f"no defense of this run adds the noise of standard deviation {noise:g} "
-            f"that predictions assume; without it more is exposed"
-        ]
-    return []
+    return any(isinstance(c, GradientDefense) for c in callbacks)

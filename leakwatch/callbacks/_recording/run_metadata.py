@@ -17,10 +17,12 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger
 from leakwatch.reporting.message import GRADIENT, Message
+from leakwatch.reporting.run_facts import NEARLY_UNDEFENDED
 from leakwatch.scores import Score, Settings
 
 __all__ = [
     "Recorded",
+    "assumed",
     "created",
     "describe_run",
     "describe_scores",
@@ -204,6 +206,27 @@ def describe_run(
         "config": {**config, **assumed},
         "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def assumed(config: Mapping[str, Any], *, defended: bool) -> list[str]:
+    """What predictions take for granted that the run does not do.
+
+    Args:
+        config: of :func:`describe_run`.
+        defended: whether a :class:`GradientDefense` takes part in training.
+    """
+    noise, defense = config.get("noise_std"), config.get("defense")
+    if defense:
+        return [
+            f"attacks met gradients under the defense {defense}, of which predictions "
+            f"know nothing: they assume only the noise that is stated"
+        ]
+    if noise and noise > NEARLY_UNDEFENDED and not defended:
+        return [
+            f"no defense of this run adds the noise of standard deviation {noise:g} "
+            f"that predictions assume; without it more is exposed"
+        ]
+    return []
 
 
 def describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
