@@ -7,9 +7,9 @@ samples and dtype for all. The papers' procedure works on one sample at a time w
 power iterations, each a product with J and one with Jᵀ: by autograd double backward,
 both products functions of their own (``papers, double backward``, the base of the
 ratios); the same tuned to share one graph over all iterations (``… one graph``); or
-with J·v as a finite difference of gradients, as LAVP describes it. Ours: batched
-Lanczos with the tolerance that the scores use, and the exact spectrum from one Gram
-matrix per sample; the gradient map is made once, as the monitor does.
+with J·v as a finite difference of gradients, as LAVP describes it. Ours: the
+public call ``leakwatch.score(net, x, y, ["lavp_l2_max"], solver=...)``, all that it
+does included, matrix-free (what ``"auto"`` takes for this score alone) and exact.
 
     python benchmarks/spectrum.py --networks all [--max-memory 6144] [--repeats 1]
 
@@ -38,6 +38,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from leakwatch import score
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.gram import columns_stored, gram
 from leakwatch.derivatives.jacobian import GradientJacobian
@@ -248,22 +249,9 @@ def main() -> None:
     x, y = torch.rand(args.probes, 1, 28, 28), torch.arange(args.probes) % 10
     few = min(args.singles, args.probes)
 
-    maps = {d: GradientMap(net, dtype=d) for d in (torch.float32, torch.float64)}
-
-    def batched(dtype: torch.dtype, n: int) -> GradientJacobian:
-        return GradientJacobian(maps[dtype], x[:n], y[:n])
-
-    def ours_largest() -> list[float]:
-        jacobian = batched(torch.float32, args.probes)
-        found = lanczos(jacobian.normal(), k=1, tol=1e-4)
-        return (found.eigenvalues[:, 0] * jacobian.scale**2).tolist()
-
-    def ours_exact() -> list[float]:
-        jacobian = batched(torch.float32, few)
-        return [
-            float(exact(jacobian.gram(i).h).eigenvalues[0, 0] * jacobian.scale[i] ** 2)
-            for i in range(few)
-        ]
+    def ours(solver: str, n: int) -> list[float]:
+        found = score(net, x[:n], y[:n], ["lavp_l2_max"], solver=solver)
+        return found["lavp_l2_max"].tolist()
 
     rows: dict[str, tuple[Callable[[], list[float]], int]] = {
         "papers, double backward": (
@@ -278,10 +266,12 @@ def main() -> None:
             lambda: [papers_finite_difference(net, x[i], y[i]) for i in range(few)],
             few,
         ),
-        "leakwatch, lanczos (λ_1)": (ours_largest, args.probes),
-        "leakwatch, exact (all 784)": (ours_exact, few),
+        "leakwatch.score, lanczos": (lambda: ours("lanczos", args.probes), args.probes),
+        "leakwatch.score, exact": (lambda: ours("exact", few), few),
     }
-    reference = batched(torch.float64, few)
+    reference = GradientJacobian(
+        GradientMap(net, dtype=torch.float64), x[:few], y[:few]
+    )
     truth = [
         float(exact(reference.gram(i).h).eigenvalues[0, 0] * reference.scale[i] ** 2)
         for i in range(few)
@@ -310,8 +300,11 @@ def main() -> None:
             f"{name:30}{middle:10.4f}{spread:>17}{middle / base:8.3f}"
             f"{errors[name]:14.1e}"
         )
-    largest = statistics.median(seconds["leakwatch, lanczos (λ_1)"])
-    print(f"λ_1 is {base / largest:.0f} times faster per sample than the papers' way.")
+    largest = statistics.median(seconds["leakwatch.score, lanczos"])
+    print(
+        f"score(..., solver='lanczos') finds λ_1 {base / largest:.1f} times faster per "
+        f"sample than the papers' way."
+    )
 
 
 if __name__ == "__main__":
