@@ -382,14 +382,8 @@ def _monitored(trainer: Trainer) -> set[str]:
     return {str(getattr(watcher, "monitor", None)) for watcher in watchers}
 
 
-<<<<<<< HEAD:leakwatch/callbacks/_probing/session.py
-def _assumed(trainer: Trainer, config: Mapping[str, Any]) -> list[str]:
-    """What predictions take for granted that this run does not do."""
-    from leakwatch.callbacks.gradient_defense import GradientDefense
-=======
 def _defended(trainer: Trainer) -> bool:
-    from leakwatch.callbacks.defense import GradientDefense
->>>>>>> 7943619 (An audit measures the parameters that its monitor states, and says what nobody adds):leakwatch/callbacks/session.py
+    from leakwatch.callbacks.gradient_defense import GradientDefense
 
     callbacks: list[Callback] = getattr(trainer, "callbacks", [])
     return any(isinstance(c, GradientDefense) for c in callbacks)
