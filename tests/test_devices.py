@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attacks.gauss_newton_problems import SHAPE, net, samples
+from attacks.gauss_newton.gauss_newton_problems import SHAPE, net, samples
 from cases import DEVICES, Elsewhere, elsewhere
 from torch import Tensor, nn
 
