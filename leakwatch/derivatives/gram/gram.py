@@ -30,7 +30,6 @@ from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.gram.assembly import assemble
 from leakwatch.derivatives.gram.conv_factors import Workspace
 from leakwatch.derivatives.gram.sources import (
-    CLOSE,
     Apart,
     Formed,
     Sample,
@@ -41,6 +40,7 @@ from leakwatch.derivatives.gram.sources import (
 )
 from leakwatch.derivatives.layers.taps import listen
 from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives.verification.agreement import agreement
 
 __all__ = ["Gram", "Workspace", "columns_stored", "gram"]
 
@@ -224,16 +224,24 @@ def _flat(parts: dict[str, Tensor]) -> Tensor:
 def _agrees(result: Gram, g: Tensor, v: Tensor, column: Tensor) -> bool:
     """‖g‖, ‖J v‖ and ĝᵀJ v as autograd alone gives them, no layer taken apart."""
     g, v, column = g.double(), v.double(), column.double()
-    norm, image = float(g.norm()), float(column.norm())
-    expected = float((v @ result.h @ v).clamp_min(0).sqrt())
-    along = float(g @ column) / norm if norm > 0 else 0.0
-    close = CLOSE * max(expected, image)
+    norm, image = g.norm(), column.norm()
+    if not bool(torch.isfinite(norm)):
+        return True
+    along = torch.where(norm > 0, g @ column / norm, 0.0)
+    formed = torch.stack(((v @ result.h @ v).clamp_min(0).sqrt(), result.along @ v))
+    size = torch.maximum(formed[0], image).expand(2)
     return (
-        _same_norm(result, norm)
-        and abs(expected - image) <= close
-        and abs(float(result.along @ v) - along) <= close
-    ) or not math.isfinite(norm)
+        _same_norm(result, float(norm))
+        and bool(torch.isfinite(image))
+        and agreement(
+            formed, torch.stack((image, along)), "layer's factors", size=size
+        ).holds
+    )
 
 
 def _same_norm(result: Gram, norm: float | None) -> bool:
-    return norm is None or abs(result.norm - norm) <= CLOSE * norm
+    if norm is None:
+        return True
+    ours, plain = (torch.tensor([n]).double() for n in (result.norm, norm))
+    compared = agreement(ours, plain, "layer's factors")
+    return compared.holds and compared.conclusive

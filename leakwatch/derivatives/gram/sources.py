@@ -17,11 +17,10 @@ from leakwatch.derivatives.gram.parts import Rows, choose, made, width_of
 from leakwatch.derivatives.gram.tangents import Parts, Taps, basis
 from leakwatch.derivatives.layers.taps import Layer
 from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives.verification.agreement import agreement
 
 # Known Δ pay while there are at most this part of the directions.
 _FEW = 8
-# Relative; far above rounding, far below any real disagreement.
-CLOSE = 1e-4
 # A layer counts as wrong only by an error that is visible in the whole column, too.
 _VISIBLE = 1e-3
 
@@ -223,8 +222,10 @@ def disagreeing(
             (form.gradient, tangent[0]), (g, column), sizes, strict=True
         ):
             whole = torch.cat([true[part].flatten() for part in layer.names])
-            most = max(_norm([mine]), _norm([whole]), _VISIBLE * size)
-            if not _norm([mine - whole]) <= CLOSE * most:
+            visible = whole.new_tensor([max(_norm([whole]), _VISIBLE * size)])
+            if not agreement(
+                mine[None], whole[None], "layer's factors", size=visible
+            ).holds:
                 out.add(name)
     return out
 
@@ -233,8 +234,11 @@ def _through_last(taps: Taps) -> bool:
     """Whether all that comes back to any call has come through the last one."""
     deltas = taps.here().deltas
     back = taps.backwards(deltas[taps.last][None])
-    apart = _norm([back[key][0] - delta for key, delta in deltas.items()])
-    return apart <= CLOSE * _norm(list(deltas.values()))
+    through, all_of_them = (
+        torch.cat([parts[key].flatten() for key in deltas])[None]
+        for parts in (back, deltas)
+    )
+    return agreement(through, all_of_them, "layer's factors").holds
 
 
 def _norm(parts: Sequence[Tensor]) -> float:

@@ -32,6 +32,7 @@ from leakwatch.derivatives.graph_products.recorded_graph import Recorded
 from leakwatch.derivatives.layers.layout import Opening, opening
 from leakwatch.derivatives.runtime.chunking import out_of_memory, release
 from leakwatch.derivatives.runtime.rng_and_precision import plain_arithmetic
+from leakwatch.derivatives.verification.agreement import agreement
 
 __all__ = ["BatchProducts", "Way"]
 
@@ -45,8 +46,6 @@ _GROUP_BYTES = 256 * 2**20
 _HELD_BYTES = 2**30
 # In units of the numbers that a graph holds of its layers.
 _HELD, _PEAK = 1.5, 3
-# Relative. Two right evaluations differ by rounding, which a network can amplify.
-_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
 
 
 class _UnfitError(Exception):
@@ -328,11 +327,8 @@ class BatchProducts:
 
     def _compare_gradients(self, graph: Recorded, members: list[int]) -> None:
         length = self._length[members].to(self._unit.dtype)
-        gap = graph.gradient() - self._unit[members] * length[:, None]
-        dtype = self._gradients.dtype
-        allowed = _CLOSE[dtype] * length + torch.finfo(dtype).eps
-        right = (gap.norm(dim=1) <= allowed) | ~torch.isfinite(length)
-        if not bool(right.all()):
+        expected = self._unit[members] * length[:, None]
+        if not agreement(graph.gradient(), expected, "product from a graph").holds:
             raise _UnfitError(
                 "a gradient of a sample from what its layers see differs from that of "
                 "the sample alone"
@@ -353,15 +349,11 @@ class BatchProducts:
         rows = torch.tensor(members, device=self._x.device)
         there = self._plainly("push", v, rows)
         back = self._plainly("pull", there, rows)
-        dtype = self._gradients.dtype
-        for found, expected in (
+        for product, expected in (
             (graph.push(v), there),
             (graph.pull(there), back),
             (graph.normal(v), back),
         ):
-            size = expected.norm(dim=1)
-            gap = (found - expected).norm(dim=1)
-            right = gap <= _CLOSE[dtype] * size + torch.finfo(dtype).eps
-            if not bool((right | ~torch.isfinite(size)).all()):
+            if not agreement(product, expected, "product from a graph").holds:
                 raise _UnfitError("a product from its layers differs from a plain one")
         self._compared |= set(members)

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from leakwatch.derivatives.runtime import SampleLoss, Weights, watches
+from leakwatch.derivatives.verification.agreement import agreement
 from leakwatch.derivatives.verification.failures import attempt
-from leakwatch.derivatives.verification.rounding import AGREEMENT, Rounding
+from leakwatch.derivatives.verification.rounding import Rounding
 
 __all__ = ["batch_dependence", "gradient_hooks", "is_random"]
-
-# Two evaluations of one graph differ at most by the order of a device's atomic adds.
-_REPEAT = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
 def batch_dependence(
@@ -26,16 +24,15 @@ def batch_dependence(
         return torch.stack([loss.sample(at.shared, at.fixed, x, y) for x, y in pairs])
 
     with torch.no_grad():
-        alone = each(at, xs).double()
+        alone = each(at, xs)
         together, _ = attempt(
             lambda: loss.batch(at.shared | fixed, xs.clone(), ys.clone())
         )
         if together is None:  # it takes one sample at a time, as it will be given
             return []
-        gap = (together.double() - alone).abs()
-        if not bool((gap > AGREEMENT[xs.dtype] * alone.abs()).any()):
-            return []
-        if rounding.explains(float(gap.norm()), each, at, xs):
+        compared = agreement(together, alone, "loss in a batch", dtype=xs.dtype)
+        gap = float((together.double() - alone.double()).norm())
+        if compared.holds or rounding.explains(gap, each, at, xs):
             return []
     norms = [
         name
@@ -69,14 +66,16 @@ def is_random(loss: SampleLoss, at: Weights, x: Tensor, y: Tensor) -> bool:
 
     def value() -> Tensor:
         with torch.no_grad():
-            return loss.sample(at.shared, at.fixed, x, y).double()
+            return loss.sample(at.shared, at.fixed, x, y)[None]
 
     before = _stream(x)
     first = value()
     # A forward that draws numbers may still give the same result most of the time.
     repeats = 1 if torch.equal(before, _stream(x)) else 8
-    limit = _REPEAT[x.dtype] * first.abs()
-    return any(bool((value() - first).abs() > limit) for _ in range(repeats))
+    return not all(
+        agreement(value(), first, "loss again", dtype=x.dtype).holds
+        for _ in range(repeats)
+    )
 
 
 def _stream(x: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ from leakwatch.derivatives.autodiff import (
     pushed_by_reverse,
 )
 from leakwatch.derivatives.runtime import SampleLoss, Weights
+from leakwatch.derivatives.verification.agreement import Agreement, agreement
 from leakwatch.derivatives.verification.failures import Failure, attempt, first_line
 from leakwatch.derivatives.verification.general_position import normal, scale
-from leakwatch.derivatives.verification.rounding import AGREEMENT, Rounding
+from leakwatch.derivatives.verification.rounding import Rounding
 
 __all__ = ["Products", "in_general_position"]
 
@@ -119,31 +120,31 @@ class Products:
     def agree(
         self, a: Tensor, b: Tensor, result: Callable[[Weights, Tensor], Tensor]
     ) -> bool:
-        """Equal but for rounding; not a number agrees with everything."""
-        size = max(float(a.double().norm()), float(b.double().norm()))
-        return self._same(float((a.double() - b.double()).norm()), size, result)
+        """Equal but for rounding."""
+        compared = agreement(a[None], b[None], "derivative", dtype=self.xs.dtype)
+        return self._explained(compared, result)
 
     def adjoint(self, there: Tensor, back: Tensor) -> bool:
         """Whether ⟨u, J v⟩ = ⟨Jᵀ u, v⟩ but for rounding."""
-        one = there.double() @ self.u.double()
-        other = back.double() @ self.v.double().reshape(-1)
-        size = max(float(there.double().norm()), float(back.double().norm()))
-        return self._same(float((one - other).abs()), size, self._back)
-
-    def _same(
-        self, gap: float, size: float, result: Callable[[Weights, Tensor], Tensor]
-    ) -> bool:
-        if not gap > self._allowed(size):
-            return True
-        found, _ = attempt(
-            lambda: self.rounding.explains(gap, result, self.at, self.xs[0])
+        there, back = there.double(), back.double().reshape(-1)
+        compared = agreement(
+            (there @ self.u.double())[None],
+            (back @ self.v.double().reshape(-1))[None],
+            "derivative",
+            dtype=self.xs.dtype,
+            size=torch.maximum(there.norm(), back.norm())[None],
         )
-        return bool(found)
+        return self._explained(compared, self._back)
 
-    def _allowed(self, size: float) -> float:
-        # ‖g‖ is 1, and so is what rounding is measured against.
-        noise = 30 * torch.finfo(self.xs.dtype).eps
-        return AGREEMENT[self.xs.dtype] * size + noise
+    def _explained(
+        self, compared: Agreement, result: Callable[[Weights, Tensor], Tensor]
+    ) -> bool:
+        if compared.holds:
+            return True
+        by_rounding, _ = attempt(
+            lambda: self.rounding.explains(compared.gap, result, self.at, self.xs[0])
+        )
+        return bool(by_rounding)
 
     def _g(self, at: Weights, x: Tensor) -> Tensor:
         return gradient_by_graph(self.loss, at, x, self.ys[0], self.w[0])

@@ -11,17 +11,14 @@ each time that it is evaluated: what is drawn at random would explain itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from leakwatch.derivatives.runtime import Weights
 
-__all__ = ["AGREEMENT", "Rounding"]
+__all__ = ["Rounding"]
 
-#: Two correct evaluations agree to rounding; a larger gap means that one is wrong.
-AGREEMENT: Final = {torch.float32: 1e-4, torch.float64: 1e-8}
 # In units of the last place; a sum over a layer collects about that many.
 _NUDGE = 32
 # Two random directions know the order of magnitude, not more.
