@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, FirstOrder, presets
 from leakwatch.attacks.start import StartKind
-from leakwatch.callbacks._audit.arguments import (
+from leakwatch.callbacks._audit.conclusions import conclusions, sentence
+from leakwatch.callbacks._audit.gradients import attack_probes
+from leakwatch.callbacks._audit.plan import (
     METRICS,
+    Audit,
+    Kind,
     chosen_attack,
     restarts_or,
     seconds_or,
     steps_or,
 )
-from leakwatch.callbacks._audit.conclusions import conclusions, sentence
-from leakwatch.callbacks._audit.gradients import attack_probes
-from leakwatch.callbacks._audit.plan import Audit, Kind
 from leakwatch.callbacks._audit.quantities import quantities
 from leakwatch.callbacks._audit.sharing import defended
 from leakwatch.callbacks._probing.step import Share, measure_share

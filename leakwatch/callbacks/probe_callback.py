@@ -15,8 +15,8 @@ from leakwatch.callbacks._probing.schedule import never_due
 from leakwatch.callbacks._probing.session import Session, checked_map
 from leakwatch.callbacks._probing.state import Progress
 from leakwatch.callbacks._probing.step import Share
+from leakwatch.callbacks._recording.loggers import warn
 from leakwatch.callbacks._recording.run_metadata import natural_directory
-from leakwatch.callbacks._recording.speaking import warn
 from leakwatch.checks import (
     check_channels,
     check_flag,

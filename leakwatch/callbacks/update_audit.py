@@ -10,23 +10,24 @@ from torch import Tensor, nn
 
 from leakwatch.attacks.updates import presets
 from leakwatch.attacks.updates.presets import UpdateAttack
-from leakwatch.callbacks._audit.arguments import (
+from leakwatch.callbacks._audit.conclusions import conclusions, sentence
+from leakwatch.callbacks._audit.plan import (
     METRICS,
+    Federated,
+    UpdatePlan,
     chosen_attack,
+    describe_clients,
+    describe_update_scores,
     restarts_or,
     seconds_or,
     steps_or,
 )
-from leakwatch.callbacks._audit.conclusions import conclusions, sentence
 from leakwatch.callbacks._audit.quantities import described
-from leakwatch.callbacks._audit.update_clients import check_clients, chosen_clients
-from leakwatch.callbacks._audit.update_plan import (
-    Federated,
-    UpdatePlan,
-    describe_clients,
-    describe_update_scores,
+from leakwatch.callbacks._audit.updates import (
+    audit_round,
+    check_clients,
+    chosen_clients,
 )
-from leakwatch.callbacks._audit.updates import audit_round
 from leakwatch.callbacks._probing.step import Share
 from leakwatch.callbacks._probing.training_probes import only_loader, training_probes
 from leakwatch.callbacks.probe_callback import ProbeCallback

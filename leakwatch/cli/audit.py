@@ -1,12 +1,15 @@
-"""``leakwatch audit``: the scores of a finished checkpoint, once."""
+"""The options of ``leakwatch audit`` and ``leakwatch attack``; nothing heavy here."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
+
+__all__ = ["add_places", "attack", "audit"]
 
 
-def run(argv: list[str]) -> int:
+def audit(argv: list[str]) -> None:
     """Score a checkpoint as the monitor in its config would have.
 
     Args:
@@ -18,20 +21,7 @@ def run(argv: list[str]) -> int:
         ValueError: The checkpoint does not fit the config's model, or the samples
             can't be probed.
     """
-    options, rest = parser().parse_known_args(argv)
-    options.ckpt = Path(options.ckpt).expanduser()
-    if not options.ckpt.is_file():
-        raise FileNotFoundError(f"there is no checkpoint {options.ckpt}.")
-    # Here, because torch and Lightning take seconds.
-    from leakwatch.cli.audit_checkpoint import audit
-
-    audit(options, rest)
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options that are not LightningCLI's."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="leakwatch audit",
         description="Score a finished checkpoint once: ledger, report and a table.",
         epilog="All options of `leakwatch fit` are understood as well, --config above "
@@ -40,39 +30,89 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    made.add_argument(
+    parser.add_argument(
         "--ckpt", required=True, help="checkpoint of Lightning, or a saved state_dict"
     )
-    add_common(made, "leakwatch-audit beside the checkpoint")
-    return made
+    _run(parser, argv, "audit", "leakwatch-audit beside the checkpoint")
 
 
-def add_common(made: argparse.ArgumentParser, where: str) -> None:
-    """Add the options that scoring and attacking a checkpoint share.
+def attack(argv: list[str]) -> None:
+    """Attack a checkpoint as the InversionAudit in its config would have.
 
     Args:
-        made: Gets them.
-        where: Where the record goes by default.
+        argv: Command line after ``leakwatch attack``.
+
+    Raises:
+        argparse.ArgumentError: The command line or a config can't be understood.
+        FileNotFoundError: There is no such checkpoint.
+        ValueError: The checkpoint does not fit the config's model, or the samples
+            can't be probed.
     """
-    made.add_argument(
+    parser = argparse.ArgumentParser(
+        prog="leakwatch attack",
+        description="Attack the gradients of samples under one checkpoint, from near "
+        "and from random starts, and compare with the scores: ledger, report and a "
+        "table.",
+        epilog="All options of `leakwatch fit` are understood as well, --config above "
+        "all: model, data and InversionAudit are those of the config. Add for "
+        "instance --config configs/attack/inverting_gradients.yaml to choose an "
+        "attack; without an InversionAudit its defaults apply.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument(
+        "--ckpt",
+        help="checkpoint of Lightning, or a saved state_dict (default: the network as "
+        "it is initialised)",
+    )
+    _run(parser, argv, "attack", "leakwatch-attack beside the checkpoint, or here")
+
+
+def add_places(parser: argparse.ArgumentParser, holds: str, where: str) -> None:
+    """Add the options that say where a command writes and computes.
+
+    Args:
+        parser: Gets ``--output`` and ``--device``.
+        holds: What the command writes.
+        where: Where that goes by default.
+    """
+    parser.add_argument(
+        "--output",
+        help=f"directory for {holds} (default: {where}); one that is taken gets a "
+        "number",
+    )
+    parser.add_argument(
+        "--device", help="such as cpu or cuda (default: as in the config)"
+    )
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    argv: list[str],
+    command: Literal["audit", "attack"],
+    where: str,
+) -> None:
+    parser.add_argument(
         "--split",
         choices=("train", "val"),
         default="train",
         help="where the samples come from (default: train)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--probes", type=int, help="how many samples (default: as in the config)"
     )
-    made.add_argument(
-        "--output",
-        help=f"directory for ledger and report (default: {where}); one that is taken "
-        "gets a number",
-    )
-    made.add_argument(
-        "--device", help="such as cpu or cuda (default: as in the config)"
-    )
-    made.add_argument(
+    add_places(parser, "ledger and report", where)
+    parser.add_argument(
         "--trust",
         action="store_true",
         help="read Python objects in the checkpoint, which can run any code",
     )
+    options, rest = parser.parse_known_args(argv)
+    if options.ckpt is not None:
+        options.ckpt = Path(options.ckpt).expanduser()
+        if not options.ckpt.is_file():
+            raise FileNotFoundError(f"there is no checkpoint {options.ckpt}.")
+    # Here, because torch and Lightning take seconds.
+    from leakwatch.cli.audit_checkpoint import audit_checkpoint
+
+    audit_checkpoint(options, rest, command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -16,8 +16,8 @@ from leakwatch.callbacks._probing.step import (
 )
 from leakwatch.callbacks._recording.pictures import pictures
 from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
-from leakwatch.cli.checkpoint import Checkpoint, load_weights, read_checkpoint
-from leakwatch.cli.subject import Subject, SubjectCLI, draw
+from leakwatch.cli.checkpoint import free_directory, load_weights, read_checkpoint
+from leakwatch.cli.subject import AttackCLI, Subject, SubjectCLI, choose_device, draw
 from leakwatch.cli.tables import score_table
 from leakwatch.cli.training import quiet
 from leakwatch.derivatives import GradientMap
@@ -28,12 +28,8 @@ from leakwatch.scores import Settings
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def audit(
-    options: argparse.Namespace,
-    rest: list[str],
-    *,
-    command: str = "audit",
-    kind: type[SubjectCLI] = SubjectCLI,
+def audit_checkpoint(
+    options: argparse.Namespace, rest: list[str], command: Literal["audit", "attack"]
 ) -> None:
     """Score or attack a checkpoint as the callback in its config would have.
 
@@ -41,8 +37,7 @@ def audit(
         options: Options of ``leakwatch audit`` or ``leakwatch attack``; without a
             checkpoint the network is taken as it is initialised.
         rest: Options of LightningCLI: config and what overrides it.
-        command: For messages.
-        kind: What reads the config.
+        command: Which.
 
     Raises:
         argparse.ArgumentError: ``rest`` or a config can't be understood.
@@ -53,16 +48,8 @@ def audit(
     if options.ckpt is not None:
         checkpoint = read_checkpoint(options.ckpt, trust=options.trust)
     with quiet():
-        cli = kind(
-            args=rest,
-            run=False,
-            seed_everything_default=0,
-            save_config_callback=None,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"prog": f"leakwatch {command}", "exit_on_error": False},
-        )
-        subject = cli.subject()
-        subject.module.configure_model()
+        kind = AttackCLI if command == "attack" else SubjectCLI
+        subject = kind.read(command, rest).subject()
         if checkpoint is not None:
             load_weights(subject.module, checkpoint)
         probes, note = draw(subject, checkpoint, options.split, options.probes)
@@ -172,45 +159,3 @@ def _record(
         merge_spectra([share], probes.index, *moment),
         merge_pictures([share], probes.index, *moment),
     )
-
-
-def free_directory(
-    asked: str | None, checkpoint: Checkpoint | None, command: str
-) -> Path:
-    """Return a directory that holds nothing yet: nothing overwrites another's results.
-
-    Args:
-        asked: What the user wants; None: named after the command.
-        checkpoint: Beside which it is then; None: in the current directory.
-        command: Which.
-    """
-    above = Path() if checkpoint is None else checkpoint.path.parent
-    beside = above / f"leakwatch-{command}"
-    path = beside if asked is None else Path(asked).expanduser()
-    free, number = path, 0
-    while free.exists() and (free.is_file() or any(free.iterdir())):
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
-
-
-def choose_device(asked: str | None, accelerator: str) -> torch.device:
-    """Return the device that was asked for, or that the config would train on.
-
-    Args:
-        asked: Such as "cpu" or "cuda:1".
-        accelerator: The trainer's, if nothing was asked for.
-
-    Raises:
-        ValueError: There is no such device here.
-    """
-    if asked is None:
-        fast = accelerator != "cpu" and torch.cuda.is_available()
-        return torch.device("cuda" if fast else "cpu")
-    try:
-        return torch.empty(0, device=asked).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"--device {asked} can't be used; expected cpu, or cuda where there is one "
-            f"({str(error).splitlines()[0]})."
-        ) from error

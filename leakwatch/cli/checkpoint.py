@@ -104,6 +104,26 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
     module.load_state_dict(dict(checkpoint.weights))
 
 
+def free_directory(
+    asked: str | None, checkpoint: Checkpoint | None, command: str
+) -> Path:
+    """Return a directory that holds nothing yet: nothing overwrites another's results.
+
+    Args:
+        asked: What the user wants; None: named after the command.
+        checkpoint: Beside which it is then; None: in the current directory.
+        command: Which.
+    """
+    above = Path() if checkpoint is None else checkpoint.path.parent
+    beside = above / f"leakwatch-{command}"
+    path = beside if asked is None else Path(asked).expanduser()
+    free, number = path, 0
+    while free.exists() and (free.is_file() or any(free.iterdir())):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
 def _load(file: Path, trust: bool) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=not trust)

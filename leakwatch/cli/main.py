@@ -9,22 +9,70 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import linecache
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
 
 from leakwatch import __version__
-from leakwatch.cli.errors import explain
 
-#: What each command does, for the help; its module has a function ``run(argv)``.
+
+@final
+@dataclass(frozen=True)
+class _Command:
+    """A command: ``function(argv)`` of a module that is imported when it is needed.
+
+    Attributes:
+        module: In ``leakwatch.cli``.
+        function: Of that module.
+        purpose: What it does, for the help.
+        purposeless: What can't be done without arguments; empty if it can.
+    """
+
+    module: str
+    function: str
+    purpose: str
+    purposeless: str = ""
+
+    def run(self, argv: list[str]) -> None:
+        """Import the module and call its function."""
+        module = importlib.import_module(f"leakwatch.cli.{self.module}")
+        getattr(module, self.function)(argv)
+
+
 _COMMANDS: Final = {
-    "fit": "train a model and watch what its gradients give away",
-    "audit": "score a finished checkpoint once",
-    "attack": "invert gradients under a checkpoint, and compare with its scores",
-    "compare-inits": "compare initialisations by what they give away",
-    "trade-off": "compare defenses by what they cost and what they buy",
-    "report": "rebuild report.html from a recorded run",
+    "fit": _Command(
+        "training",
+        "fit",
+        "train a model and watch what its gradients give away",
+        "nothing to train; pass a config, such as "
+        "`leakwatch fit --config configs/quickstart.yaml`.",
+    ),
+    "audit": _Command("audit", "audit", "score a finished checkpoint once"),
+    "attack": _Command(
+        "audit",
+        "attack",
+        "invert gradients under a checkpoint, and compare with its scores",
+    ),
+    "compare-inits": _Command(
+        "compare_inits",
+        "compare_inits",
+        "compare initialisations by what they give away",
+        "nothing to compare; pass a config, such as "
+        "`leakwatch compare-inits --config configs/compare_inits.yaml`.",
+    ),
+    "trade-off": _Command(
+        "trade_off",
+        "compare_defenses",
+        "compare defenses by what they cost and what they buy",
+        "nothing to compare; pass a config, such as "
+        "`leakwatch trade-off --config configs/trade_off.yaml`.",
+    ),
+    "report": _Command("report", "report", "rebuild report.html from a recorded run"),
 }
 
 _USAGE: Final = """\
@@ -50,6 +98,23 @@ examples:
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not
 understood. LEAKWATCH_DEBUG=1 shows the traceback of an error.
 """
+
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1])
+#: Errors whose text says what to do, whoever raised them.
+_PLAIN: Final = (FileNotFoundError, PermissionError, ModuleNotFoundError)
+_DELIBERATE: Final = (ValueError, TypeError, OSError, ImportError, RuntimeError)
+
+# Scaffolding around the one line of a jsonargparse message that says what is wrong.
+_NOISE: Final = re.compile(
+    r"Does not validate against|Subtypes:|Errors:|Given value|Expected a path but|"
+    r"Expected a <class 'NoneType'>|Not a valid subclass|Subclass types expect|"
+    r"a class path \(str\)|a dict with"
+)
+_KEY: Final = re.compile(r'Parser key "([^"]*)":\s*(.*)')
+_CLASS: Final = re.compile(r"Problem with given class_path '([^']*)':")
+_GIVEN: Final = re.compile(r"Given value: (.*)")
+_VAGUE: Final = "Expected a dot import path string"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,14 +148,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
+    if not arguments and _COMMANDS[command].purposeless:
+        return _fail(f"leakwatch {command}", _COMMANDS[command].purposeless, 2)
     # The script's folder leads the path, not the current one, but a config may name
     # a user's class_path: my_module.MyModel.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        module = importlib.import_module(f"leakwatch.cli.{command.replace('-', '_')}")
-        status: int = module.run(arguments)
-        return status
+        _COMMANDS[command].run(arguments)
+        return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:
@@ -104,7 +170,7 @@ def _run(command: str, arguments: list[str]) -> int:
 def _help() -> str:
     width = max(map(len, _COMMANDS))
     commands = "\n".join(
-        f"  {name:<{width}} {what}" for name, what in _COMMANDS.items()
+        f"  {name:<{width}} {command.purpose}" for name, command in _COMMANDS.items()
     )
     return _USAGE.format(commands=commands)
 
@@ -118,3 +184,88 @@ def _unknown(command: str) -> str:
 def _fail(program: str, sentence: str, status: int) -> int:
     print(f"{program}: error: {sentence}", file=sys.stderr)
     return status
+
+
+def explain(error: BaseException) -> str | None:
+    """Say in one sentence what the user can correct.
+
+    Args:
+        error: What a command raised.
+
+    Returns:
+        The sentence, or None if this is not known to be a mistake of the user: then
+        the traceback is what helps.
+
+    Example:
+        >>> explain(FileNotFoundError("there is no file x.ckpt"))
+        'there is no file x.ckpt'
+        >>> explain(ZeroDivisionError("division by zero")) is None
+        True
+    """
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    # jsonargparse wraps what a constructor raised; the innermost says it best.
+    for cause in reversed(chain):
+        if isinstance(cause, _DELIBERATE) and _raised_by_us(cause):
+            return _one_line(str(cause))
+    if isinstance(error, argparse.ArgumentError) or "Union subtypes" in str(error):
+        return shorten(str(error))
+    named = type(error).__name__ == "MisconfigurationException"
+    if named or isinstance(error, _PLAIN):
+        return _one_line(str(error))
+    return None
+
+
+def shorten(message: str) -> str:
+    """Reduce a parser's message about nested types to the line that matters.
+
+    Args:
+        message: As jsonargparse words it, over many lines.
+
+    Example:
+        >>> print(shorten('''Parser key "model":
+        ...   Does not validate against any of the Union subtypes
+        ...   Errors:
+        ...     - Problem with given class_path 'leakwatch.models.LitClassifier':
+        ...         Option 'lrr' is not accepted
+        ...     - Expected a <class 'NoneType'>'''))
+        model: leakwatch.models.LitClassifier: Option 'lrr' is not accepted
+    """
+    keys: list[str] = []
+    owner, found, given = "", "", ""
+    for raw in message.splitlines():
+        line = raw.strip().removeprefix("- ")
+        if match := _GIVEN.match(line):
+            given = given or match[1]
+        if found and not found.startswith(_VAGUE):
+            continue
+        if match := _KEY.match(line):
+            keys.append(match[1])
+            line = match[2]
+        elif match := _CLASS.match(line):
+            owner, line = match[1], ""
+        if line and not _NOISE.match(line):
+            found = found if line.startswith(_VAGUE) and found else line
+    where = ".".join(keys)
+    parts = [where, owner, found or _one_line(message)]
+    simple = given and not given.startswith(("NestedArg(", "{", "[", "Namespace("))
+    if simple and "Got value" not in found and not found.endswith(given):
+        parts[-1] += f", got {given}"
+    return ": ".join(part for part in parts if part)
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether a raise statement of this package made the error: a check that failed."""
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename
+    line = linecache.getline(file, trace.tb_lineno).strip()
+    return file.startswith(_PACKAGE) and line.startswith("raise ")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

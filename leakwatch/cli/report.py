@@ -8,7 +8,7 @@ from pathlib import Path
 from leakwatch.reporting import write_report
 
 
-def run(argv: list[str]) -> int:
+def report(argv: list[str]) -> None:
     """Rebuild the report of a run and print its path.
 
     Args:
@@ -27,7 +27,6 @@ def run(argv: list[str]) -> int:
         help="the run's directory, or a directory above it that holds one run",
     )
     print(write_report(find_run(parser.parse_args(argv).run)))
-    return 0
 
 
 def find_run(directory: str | Path) -> Path:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, Self, cast, final
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
@@ -69,9 +70,30 @@ class SubjectCLI(ConfiguredCLI):
         """Instantiate without a trainer."""
         self.config_init = self.parser.instantiate_classes(self.config)
 
+    @classmethod
+    def read(cls, command: str, arguments: list[str]) -> Self:
+        """Build what the options of LightningCLI describe.
+
+        Args:
+            command: For messages.
+            arguments: Config and what overrides it.
+
+        Raises:
+            argparse.ArgumentError: They can't be understood.
+        """
+        return cls(
+            args=arguments,
+            run=False,
+            seed_everything_default=0,
+            save_config_callback=None,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"prog": f"leakwatch {command}", "exit_on_error": False},
+        )
+
     def subject(self) -> Subject:
-        """Return what the config describes."""
+        """Return what the config describes, its model complete."""
         module, data = self.config_init["model"], self.config_init.get("data")
+        module.configure_model()
         monitors = self.config_init["trainer"]["callbacks"]
         name, note = self.kind.__name__, ""
         if not monitors:
@@ -161,6 +183,28 @@ def draw(
             "the config's data or normalisation is another."
         )
     return probes, ""
+
+
+def choose_device(asked: str | None, accelerator: str) -> torch.device:
+    """Return the device that was asked for, or that the config would train on.
+
+    Args:
+        asked: Such as "cpu" or "cuda:1".
+        accelerator: The trainer's, if nothing was asked for.
+
+    Raises:
+        ValueError: There is no such device here.
+    """
+    if asked is None:
+        fast = accelerator != "cpu" and torch.cuda.is_available()
+        return torch.device("cuda" if fast else "cpu")
+    try:
+        return torch.empty(0, device=asked).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"--device {asked} can't be used; expected cpu, or cuda where there is one "
+            f"({str(error).splitlines()[0]})."
+        ) from error
 
 
 def _class_of(entry: Any) -> type:

@@ -129,6 +129,21 @@ def score_table(run: str | Path) -> str:
     return "\n".join(_align(header, lines))
 
 
+def say_where(saved: Path) -> None:
+    """Print where a study is: its report, or its tables where there is none.
+
+    Args:
+        saved: What saving the study returned.
+    """
+    if saved.suffix == ".html":
+        print(f"report: {saved}")
+    else:
+        print(
+            f"recorded in: {saved.parent}; no report: it needs plotly, "
+            'pip install "leakwatch[report]"'
+        )
+
+
 def _achieved(table: LedgerTable, moment: Moment, kind: str) -> str:
     known = achieved(table, moment, kind)
     return _decibels(math.nan if known is None else known.median)

@@ -3,35 +3,145 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, Literal, cast, final
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningArgumentParser
+from torch import Tensor
+
+from leakwatch.attacks.start import StartKind
+from leakwatch.cli.audit import add_places
+from leakwatch.cli.checkpoint import free_directory
+from leakwatch.cli.subject import Subject, SubjectCLI, choose_device, draw
+from leakwatch.cli.tables import say_where
+from leakwatch.cli.trade_training import (
+    LightningTraining,
+    WandbMode,
+    accuracy_on,
+    publish,
+)
+from leakwatch.cli.training import quiet
+from leakwatch.defenses import Budget, Reduction
+from leakwatch.defenses.budget import Unit
+from leakwatch.defenses.checks import check_count
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.probes import ProbeSet
+from leakwatch.studies import TradeOff, trade_off
+from leakwatch.studies.paper_attacks import engine
+from leakwatch.studies.trade_offs.grid import (
+    check_coefficients,
+    named_budgets,
+    named_defenses,
+)
+from leakwatch.studies.trade_offs.outcomes import Attacker
+
+# Mixtures are made with at most so many others.
+_PARTNERS = 1000
 
 
-def run(argv: list[str]) -> int:
-    """Compare defenses as a config says.
+@final
+@dataclass(frozen=True)
+class Trade:
+    """What is compared; see `leakwatch.trade_off`.
+
+    Args:
+        defenses: Names: gaussian, pruning, eigen-smallest, eigen-waterfill, …
+        budgets: Numbers in ``unit``, or budgets ``{value, unit}``, all of one unit.
+        unit: relative to ‖g‖, norm, or std of each entry.
+        mixup: Coefficients; each mixes every sample with another of the training data.
+        queries: How often each gradient is asked for; attackers take the mean.
+        seeds: How many seeds of data order and noise, or which.
+        pretrain_epochs: Training without a defense before all of them begin.
+        samples: How many are attacked.
+        split: Where they come from.
+        accuracy_on: Where accuracy is measured.
+        attack: Name of a preset.
+        steps: Of the attack.
+        attackers: naive, estimating, adaptive.
+        start: Where attacks begin: normal, uniform, zeros or near.
+        radius: Of a near start, network-input units.
+        restarts: Tries for each message.
+        directions: How many eigen-smallest hides.
+        box: R of eigen-waterfill, pixels; None: that of the data's prior.
+        reduction: How the training loss combines samples.
+        wandb: off, offline or online.
+        project: Of W&B.
+        group: Of its runs.
+    """
+
+    defenses: tuple[str, ...] = ("gaussian", "pruning", "eigen-waterfill")
+    budgets: tuple[float | Budget, ...] = (0.1, 1.0)
+    unit: Unit = "relative"
+    mixup: tuple[float, ...] = ()
+    queries: int = 1
+    seeds: int | list[int] = 1
+    pretrain_epochs: int = 0
+    samples: int = 4
+    split: Literal["train", "val"] = "train"
+    accuracy_on: Literal["test", "val"] = "test"
+    attack: str = "gauss-newton"
+    steps: int = 40
+    attackers: tuple[Attacker, ...] = ("naive", "adaptive")
+    start: StartKind = "uniform"
+    radius: float = 0.1
+    restarts: int = 1
+    directions: int = 50
+    box: float | None = None
+    reduction: Reduction = "mean"
+    wandb: WandbMode = "offline"
+    project: str = "leakwatch"
+    group: str = "trade-off"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.pretrain_epochs < 0:
+            raise ValueError(
+                "trade_off.samples must be at least 1 and trade_off.pretrain_epochs at "
+                f"least 0, got {self.samples} and {self.pretrain_epochs}."
+            )
+        # Before data are loaded and networks built.
+        check_coefficients(tuple(self.mixup))
+        check_count("trade_off.queries", self.queries)
+        if self.defenses or not self.mixup:
+            named_defenses(tuple(self.defenses), directions=self.directions, box=1.0)
+        named_budgets(tuple(self.budgets), self.unit)
+        engine(self.attack, self.steps)
+
+
+@final
+class TradeCLI(SubjectCLI):
+    """Builds model and data of a config, and what is to be compared."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the group ``trade_off``."""
+        super().add_arguments_to_parser(parser)
+        parser.add_class_arguments(Trade, "trade_off")
+
+    @property
+    def trade(self) -> Trade:
+        """What is to be compared."""
+        return cast(Trade, self.config_init["trade_off"])
+
+    @property
+    def trainer_arguments(self) -> dict[str, Any]:
+        """The config's keywords of ``Trainer``."""
+        return dict(self.config_init["trainer"])
+
+
+def compare_defenses(argv: list[str]) -> None:
+    """Compare defenses, print a table, write a report, log to W&B.
 
     Args:
         argv: Command line after ``leakwatch trade-off``.
 
     Raises:
         argparse.ArgumentError: The command line or a config can't be understood.
+        RuntimeError: Every cell failed.
         ValueError: The samples can't be probed, or settings don't fit each other.
     """
-    if not argv:
-        raise argparse.ArgumentError(
-            None,
-            "nothing to compare; pass a config, such as "
-            "`leakwatch trade-off --config configs/trade_off.yaml`.",
-        )
-    options, rest = parser().parse_known_args(argv)
-    # Here, because torch and Lightning take seconds.
-    from leakwatch.cli.trade_study import compare
-
-    compare(options, rest)
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options that are not LightningCLI's."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="leakwatch trade-off",
         description="Train one network under each of several defenses and budgets, "
         "measure its accuracy, attack what it shares, and draw one against the other: "
@@ -44,12 +154,79 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    made.add_argument(
-        "--output",
-        help="directory for tables and report (default: leakwatch-trade-off here); one "
-        "that is taken gets a number",
+    add_places(parser, "tables and report", "leakwatch-trade-off here")
+    options, rest = parser.parse_known_args(argv)
+    with quiet():
+        cli = TradeCLI.read("trade-off", rest)
+        found = _measure(cli, cli.subject(), options.device)
+    print(f"\n{found.table()}\n")
+    saved = found.save(free_directory(options.output, None, "trade-off"))
+    asked = cli.trade
+    for sentence in publish(
+        found,
+        saved.parent,
+        mode=asked.wandb,
+        project=asked.project,
+        group=asked.group,
+    ):
+        print(sentence)
+    say_where(saved)
+    if all(not cell.status.usable for cell in found.cells):
+        raise RuntimeError(
+            f"every cell of the grid failed; the first: {found.cells[0].status}"
+        )
+
+
+def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
+    asked = cli.trade
+    probes, _ = draw(subject, None, asked.split, asked.samples)
+    module, data = subject.module, subject.data
+    module.to(choose_device(device, subject.accelerator))
+    own = data if isinstance(data, LightningDataModule) else None
+    train = LightningTraining(cli.trainer_arguments, own, asked.reduction)
+    accuracy = accuracy_on(data, asked.accuracy_on)
+    if asked.pretrain_epochs:
+        before = {"max_epochs": asked.pretrain_epochs, "max_steps": -1}
+        first = LightningTraining({**cli.trainer_arguments, **before}, own)
+        with isolated_rng(0):
+            first(module, None, 0)
+        print(f"before any defense: accuracy {100 * accuracy(module):.1f} %")
+    return trade_off(
+        module,
+        probes.x,
+        probes.y,
+        train,
+        accuracy,
+        defenses=asked.defenses,
+        budgets=asked.budgets,
+        unit=asked.unit,
+        mixup=asked.mixup,
+        partners=_partners(subject, probes) if asked.mixup else None,
+        queries=asked.queries,
+        seeds=asked.seeds,
+        attack=asked.attack,
+        steps=asked.steps,
+        attackers=asked.attackers,
+        start=asked.start,
+        radius=asked.radius,
+        restarts=asked.restarts,
+        directions=asked.directions,
+        box=asked.box,
+        mean=probes.mean,
+        std=probes.std,
+        data_range=probes.data_range,
+        prior_std=probes.prior_std,
+        prior_mean=torch.as_tensor(probes.prior_mean),
+        index=probes.index,
+        class_names=probes.class_names,
+        progress=print,
     )
-    made.add_argument(
-        "--device", help="such as cpu or cuda (default: as in the config)"
-    )
-    return made
+
+
+def _partners(subject: Subject, probes: ProbeSet) -> tuple[Tensor, Tensor]:
+    """Training samples to mix with, none of which is attacked."""
+    # Sized, or no sample could have been drawn.
+    size = len(cast(Sized, subject.data.train_dataloader().dataset))
+    found, _ = draw(subject, None, "train", min(size, _PARTNERS + len(probes)))
+    mine = torch.stack([(found.x == x).flatten(1).all(1) for x in probes.x]).any(0)
+    return found.x[~mine], found.y[~mine]

@@ -1,4 +1,4 @@
-"""Training as LightningCLI does it, with a summary afterwards."""
+"""``leakwatch fit``: training as LightningCLI does it, with a summary afterwards."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _DATA = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
 _ACCURACY = re.compile(r"(^|[/_. ])acc(uracy)?($|[/_. ])", re.IGNORECASE)
 
 
-def train(argv: list[str]) -> None:
+def fit(argv: list[str]) -> None:
     """Train what the config describes, then print how exposure went.
 
     Args:
-        argv: Options of LightningCLI, such as ``["--config", "quickstart.yaml"]``.
+        argv: Command line after ``leakwatch fit``: options of LightningCLI, such as
+            ``["--config", "quickstart.yaml"]``.
 
     Raises:
         argparse.ArgumentError: The options or a config can't be understood.

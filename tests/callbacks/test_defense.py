@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader
 
 from leakwatch.callbacks import GradientDefense, InversionAudit
-from leakwatch.callbacks._defense.messages import clip_factor
 from leakwatch.callbacks._defense.refusals import refuse_run
+from leakwatch.callbacks._defense.samples import clip_factor
 from leakwatch.callbacks._defense.step import Tally
 from leakwatch.defenses import (
     DPSGD,

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from leakwatch import GradientMap
 from leakwatch.callbacks import GradientDefense
-from leakwatch.callbacks._defense.messages import combination, relative_to
+from leakwatch.callbacks._defense.samples import combination, relative_to
 from leakwatch.defenses import (
     Allocation,
     Budget,

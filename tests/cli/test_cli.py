@@ -21,7 +21,7 @@ from torch import nn
 from leakwatch import __version__
 from leakwatch.cli import main
 from leakwatch.cli.checkpoint import Checkpoint, load_weights, read_checkpoint
-from leakwatch.cli.errors import explain, shorten
+from leakwatch.cli.main import explain, shorten
 from leakwatch.cli.report import find_run
 from leakwatch.cli.tables import run_table, score_table
 from leakwatch.reporting import RiskLedger, Row
@@ -394,7 +394,7 @@ def test_defects_are_not_disguised(monkeypatch: pytest.MonkeyPatch) -> None:
     def defect(argv: list[str]) -> int:
         return len(None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("leakwatch.cli.report.run", defect)
+    monkeypatch.setattr("leakwatch.cli.report.report", defect)
     with pytest.raises(TypeError):
         main(["report", "x"])
 

@@ -11,7 +11,7 @@ import yaml
 from test_cli import toy, write
 
 from leakwatch.cli import main
-from leakwatch.cli.comparing import Compare
+from leakwatch.cli.compare_inits import Compare
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -15,7 +15,7 @@ from test_cli import toy, write
 from torch import Tensor, nn
 
 from leakwatch.cli import main
-from leakwatch.cli.trade_study import Trade
+from leakwatch.cli.trade_off import Trade
 from leakwatch.cli.trade_training import LightningTraining, accuracy_on
 from leakwatch.datamodules import ArrayDataModule
 from leakwatch.defenses import Budget, Defense, EigenNoise, GaussianNoise
@@ -108,7 +108,7 @@ def test_mixtures_are_made_with_training_samples_that_are_not_attacked(
         given.update(options, x=args[1])
         return trade_off(*args, **options)
 
-    monkeypatch.setattr("leakwatch.cli.trade_study.trade_off", watched)
+    monkeypatch.setattr("leakwatch.cli.trade_off.trade_off", watched)
     config, out = tiny(tmp_path, defenses=[], mixup=[0.6], queries=2), tmp_path / "out"
     assert main(["trade-off", "--config", config, "--output", str(out)]) == 0
     printed = capsys.readouterr().out

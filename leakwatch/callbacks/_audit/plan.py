@@ -1,23 +1,64 @@
-"""Which probes an audit attacks, by what, and what the attacks may assume."""
+"""How audits of gradients and of updates attack, and what the attacks may assume."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, final, runtime_checkable
 
 from torch import Tensor
 
 from leakwatch.attacks import Attack, FirstOrder, PixelScale
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks.named import PublishedAttack
 from leakwatch.attacks.start import StartKind
+from leakwatch.attacks.updates.presets import UpdateAttack
+from leakwatch.callbacks._recording.run_metadata import describe_scores
+from leakwatch.checks import check_integer, check_number
+from leakwatch.federated import Round
 from leakwatch.probes import ProbeSet
-from leakwatch.scores import Settings
+from leakwatch.scores import Score, Settings
+from leakwatch.scores.updates.client import JOINT, Effort
 
-__all__ = ["Audit", "Kind", "chosen", "pixel_scale", "with_prior"]
+__all__ = [
+    "CLIENT_QUANTITIES",
+    "METRICS",
+    "Audit",
+    "Federated",
+    "Kind",
+    "UpdatePlan",
+    "chosen",
+    "chosen_attack",
+    "describe_clients",
+    "describe_update_scores",
+    "pixel_scale",
+    "restarts_or",
+    "seconds_or",
+    "steps_or",
+    "with_prior",
+]
 
 Kind: TypeAlias = Literal["near", "random"]
+
+
+#: Quality that is measured unless said otherwise.
+METRICS: Final = ("mse", "psnr", "ssim")
+
+
+#: What is recorded of each client under ``update/client-<number>/``.
+CLIENT_QUANTITIES: Final = {
+    "psnr": "mean PSNR of the reconstructions of the client's samples, of those whose "
+    "attack was conclusive, dB",
+    "alpha": "α of the attack's network αw_0 + (1−α)w_T",
+    "loss": "1 − cos between the client's update and what its reconstruction explains",
+    "seconds": "time of the attack, divided by the clients attacked at once",
+    "surrogate_alpha": "α at which the true samples' gradient is most similar to the "
+    "update; at which the scores hold",
+    "surrogate_similarity": "that cosine; 1 minus it is the least loss of the true "
+    "samples",
+    "surrogate_mismatch": "‖δ‖/‖g‖ there",
+}
 
 
 @final
@@ -109,3 +150,170 @@ def pixel_scale(probes: ProbeSet, settings: Settings) -> PixelScale:
         high=top if inside else None,
         channel=channel,
     )
+
+
+@runtime_checkable
+class Federated(Protocol):
+    """What a module must keep for its rounds to be audited."""
+
+    last_round: Round | None
+    """The round just completed, with what each client sent and held."""
+
+
+@final
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How clients are attacked and scored.
+
+    Attributes:
+        attack: on their updates.
+        start: where it begins.
+        restarts: tries.
+        labels: whether the server knows how many samples of each class a client has.
+        training: whether the server knows the local training.
+        scores: to compare with.
+        metrics: of the quality.
+        effort: what scoring may cost.
+        time_limit: seconds for the attack on clients with equally many samples.
+        seed: of the starts.
+    """
+
+    attack: UpdateAttack
+    start: StartKind
+    restarts: int
+    labels: bool
+    training: bool
+    scores: tuple[Score, ...]
+    metrics: tuple[str, ...]
+    effort: Effort
+    time_limit: float | None
+    seed: int
+
+    @property
+    def score_names(self) -> list[str]:
+        """Scores of each sample."""
+        names = [s.name for s in self.scores] if self.effort.blocks else []
+        return [*names, *(JOINT if self.effort.joint else ())]
+
+
+def describe_update_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
+    """Unit, direction, meaning and source of the scores of each sample.
+
+    Args:
+        scores: of samples whose client's other samples are known.
+
+    Returns:
+        Their descriptions, and those of the joint scores.
+    """
+    known = describe_scores(scores)
+    for entry in known.values():
+        entry["meaning"] += " (Of its part of the client's update, others known.)"
+    for name in JOINT:
+        decibels = name.endswith("psnr")
+        known[name] = {
+            "unit": "dB" if decibels else "pixel (norm over the image)",
+            "direction": f"higher = {'more' if decibels else 'less'} exposed",
+            "meaning": "Recovery of the image predicted from all of the client's "
+            "update, its other images unknown.",
+            "source": "Bayesian form of I²F with the mismatch of SME's surrogate",
+        }
+    return known
+
+
+def describe_clients(clients: Iterable[int]) -> dict[str, dict[str, str]]:
+    """Unit, direction, meaning and source of what is recorded of each client.
+
+    Args:
+        clients: their numbers.
+    """
+    units = {"psnr": "dB", "seconds": "s"}
+    return {
+        f"update/client-{client}/{name}": {
+            "unit": units.get(name, ""),
+            "direction": "higher = more exposed" if name == "psnr" else "",
+            # Not the sign α.
+            "meaning": f"{meaning[:1].upper() if meaning[0].isascii() else meaning[0]}"
+            f"{meaning[1:]}.",
+            "source": "SME, Zhu et al., ICML 2023",
+        }
+        for client in clients
+        for name, meaning in CLIENT_QUANTITIES.items()
+    }
+
+
+def chosen_attack(
+    argument: str,
+    given: Any,
+    steps: int | None,
+    get: Callable[[str], PublishedAttack[Any]],
+    *,
+    example: str,
+    optional: bool = False,
+) -> tuple[Any, int, StartKind]:
+    """The attack, how many tries it takes by default, and where these begin.
+
+    Args:
+        argument: its name.
+        given: a preset's name, or an attack object.
+        steps: instead of the preset's, see :func:`steps_or`; ``None`` leaves them.
+        get: presets by name.
+        example: one of them, for error texts.
+        optional: whether the argument may be ``None``, for error texts.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for a name that is unknown, or steps for an object.
+    """
+    if isinstance(given, str):
+        preset = get(given)
+        attack = preset.attack
+        chosen = attack if steps is None else attack.changed(steps=steps)
+        return chosen, preset.restarts, preset.start
+    runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
+    if isinstance(given, type) or not runs:
+        kinds = ", an attack object or None" if optional else " or an attack object"
+        raise TypeError(
+            f"{argument} must be the name of a preset{kinds}, got "
+            f"{type(given).__name__}; for instance {argument}={example!r}."
+        )
+    if steps is not None:
+        raise ValueError(
+            f"steps={steps} is for presets; {argument} is an object with its own."
+        )
+    return given, 1, "normal"
+
+
+def steps_or(given: int | None) -> int | None:
+    """Steps of an attack; ``None`` for the preset's.
+
+    Raises:
+        TypeError: for no integer.
+        ValueError: for one below 1.
+    """
+    if given is None:
+        return None
+    return check_integer("steps", given, example=300, smallest=1)
+
+
+def restarts_or(given: int | None, default: int) -> int:
+    """Tries from random starts.
+
+    Raises:
+        TypeError: for no integer.
+        ValueError: for one below 1.
+    """
+    if given is None:
+        return default
+    return check_integer("restarts", given, example=3, smallest=1)
+
+
+def seconds_or(time_limit: float | None) -> float | None:
+    """Seconds that an attack may take; ``None`` for no limit.
+
+    Raises:
+        TypeError: for no number.
+        ValueError: for one that is not positive and finite.
+    """
+    if time_limit is None:
+        return None
+    return check_number("time_limit", time_limit, example=60.0)

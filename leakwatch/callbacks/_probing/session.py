@@ -22,6 +22,7 @@ from leakwatch.callbacks._probing.step import (
     merge_spectra,
 )
 from leakwatch.callbacks._probing.training_probes import training_probes
+from leakwatch.callbacks._recording.loggers import say, warn
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.callbacks._recording.run_metadata import (
     Recorded,
@@ -30,7 +31,6 @@ from leakwatch.callbacks._recording.run_metadata import (
     new_run_name,
     run_directory,
 )
-from leakwatch.callbacks._recording.speaking import say, warn
 from leakwatch.callbacks._recording.summary import scalars_of, sentence, time_rows
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet

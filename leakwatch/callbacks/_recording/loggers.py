@@ -1,4 +1,6 @@
-"""What reaches which logger: scalars all of them, tables and figures those that can.
+"""What reaches people and loggers: lines, warnings, scalars, tables and figures.
+
+Scalars reach every logger, tables and figures those that can hold them.
 
 The only module that knows Weights & Biases. No picture of private data is sent
 anywhere unless the caller passes some. A logger that raises doesn't keep values from
@@ -13,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from leakwatch.reporting import LedgerTable, Row, summarize_classes
 
@@ -23,6 +27,8 @@ __all__ = [
     "publish_pictures",
     "publish_scalars",
     "publish_step",
+    "say",
+    "warn",
 ]
 
 _HISTOGRAM_BINS = 64
@@ -252,3 +258,30 @@ def _log_eigenvalues(
         return None
     positive = eigenvalues[np.isfinite(eigenvalues) & (eigenvalues > 0)]
     return np.log10(positive) if positive.size else None
+
+
+def say(trainer: Trainer, text: str) -> None:
+    """Prints a line without tearing a progress bar.
+
+    Args:
+        trainer: whose bar it is.
+        text: the line.
+    """
+    bar = trainer.progress_bar_callback
+    if bar is not None and getattr(bar, "is_enabled", False):
+        bar.print(text)
+    else:
+        rank_zero_info(text)
+
+
+def warn(text: str) -> None:
+    """Warns in the first process; training goes on whatever warnings are.
+
+    Args:
+        text: a sentence.
+    """
+    try:
+        rank_zero_warn(f"leakwatch: {text}")
+    except Warning:
+        # Where warnings are errors, ours must still not end training.
+        rank_zero_info(f"leakwatch: {text}")
