@@ -1,73 +1,113 @@
-"""Checks of a callback's arguments: what was given, what is expected, an example."""
+"""Argument checks: each says what was given, what is expected, and an example.
+
+What only one subject knows (the shapes of probes, the data of clients) is checked in
+its own package, with these.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from torch import Tensor
+
 __all__ = [
     "check_channels",
+    "check_choice",
     "check_flag",
+    "check_inputs",
     "check_integer",
     "check_name",
     "check_number",
     "check_path",
+    "check_samples",
     "check_scores",
+    "check_shape",
+    "first_not_finite",
 ]
 
+_RANGES = {
+    "(0, inf)": "be positive and finite",
+    "[0, inf)": "be at least 0 and finite",
+    "(-inf, inf)": "be finite",
+}
 
-def check_integer(name: str, value: Any, *, example: int, smallest: int = 0) -> int:
-    """An integer of at least ``smallest``.
+
+def check_integer(
+    name: str, value: Any, *, smallest: int = 1, example: int | None = None
+) -> int:
+    """An integer, NumPy's included, of at least ``smallest``.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        smallest: that is accepted.
+        example: a good value, for the error text; the smallest if there is no better.
 
     Raises:
         TypeError: for anything but an integer; ``True`` is none.
         ValueError: for a smaller one.
     """
+    good = f"; for instance {name}={smallest if example is None else example}."
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
-            f"{name} must be an integer of at least {smallest}, got {value!r}; for "
-            f"instance {name}={example}."
+            f"{name} must be an integer of at least {smallest}, got {value!r} "
+            f"({type(value).__name__}){good}"
         )
     if value < smallest:
-        raise ValueError(
-            f"{name} must be at least {smallest}, got {value}; for instance "
-            f"{name}={example}."
-        )
+        raise ValueError(f"{name} must be at least {smallest}, got {value}{good}")
     return int(value)
 
 
 def check_number(
-    name: str, value: Any, *, example: float, zero: bool = False, sign: bool = False
+    name: str, value: Any, interval: str = "(0, inf)", *, example: float
 ) -> float:
-    """A finite number, positive unless said otherwise.
+    """A finite number in an interval.
 
     Args:
         name: of the argument.
         value: what was given.
-        example: a value that is accepted.
-        zero: whether 0 is accepted.
-        sign: whether any finite number is accepted.
+        interval: as mathematics writes it, such as ``[0, 1)``.
+        example: a good value, for the error text.
 
     Raises:
         TypeError: for anything but a number; ``True`` and ``"1e-4"`` are none.
-        ValueError: for a number out of range.
+        ValueError: for a number outside of the interval.
+
+    Example:
+        >>> check_number("momentum", 0.9, "[0, 1)", example=0.5)
+        0.9
+        >>> check_number("momentum", 1, "[0, 1)", example=0.5)
+        Traceback (most recent call last):
+        ValueError: momentum must lie in [0, 1), got 1; for instance momentum=0.5.
     """
-    want = "finite" if sign else f"{'at least 0' if zero else 'positive'} and finite"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(
-            f"{name} must be a number, {want}, got {value!r} "
+            f"{name} must be a number in {interval}, got {value!r} "
             f"({type(value).__name__}); for instance {name}={example}."
         )
     number = float(value)
-    fits = sign or number > 0 or (zero and number == 0)
-    if not (math.isfinite(number) and fits):
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = low < number or (interval[0] == "[" and number == low)
+    below = number < high or (interval[-1] == "]" and number == high)
+    if not (above and below):
         raise ValueError(
-            f"{name} must be {want}, got {value}; for instance {name}={example}."
+            f"{name} must {_RANGES.get(interval, f'lie in {interval}')}, got {value}; "
+            f"for instance {name}={example}."
         )
     return number
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}."
+        )
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -175,3 +215,38 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
             f"instance {name}=[0.5, 0.5, 0.5]."
         )
     return tuple(float(v) for v in values)
+
+
+def check_inputs(x: Tensor) -> None:
+    """Raises unless ``x`` is a floating-point tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"inputs must be a tensor, got a {type(x).__name__}.")
+    if not x.is_floating_point():
+        raise ValueError(
+            f"inputs must be floating point network inputs, got {x.dtype}; convert "
+            f"images with x.float() / 255 and normalise them as in training."
+        )
+
+
+def check_samples(x: Tensor, y: Tensor) -> None:
+    """Raises unless there are floating-point inputs and one label for each."""
+    check_inputs(x)
+    if not isinstance(y, Tensor):
+        raise TypeError(f"labels must be a tensor, got a {type(y).__name__}.")
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"one label per sample and at least one sample are needed, got inputs of "
+            f"shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}."
+        )
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raises unless the tensor has this shape."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}.")
+
+
+def first_not_finite(rows: Tensor) -> int | None:
+    """The first row that holds NaN or infinity, ``None`` if there is none."""
+    bad = ~rows.isfinite().flatten(1).all(1)
+    return int(bad.nonzero()[0]) if bool(bad.any()) else None

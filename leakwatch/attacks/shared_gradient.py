@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from leakwatch.checks import check_samples
 from leakwatch.derivatives import GradientMap
-from leakwatch.inputs import check_samples
 
 __all__ = ["Perturbation", "SharedGradient"]
 

@@ -143,7 +143,7 @@ class GradientDefense(Callback):
         self.reduction: Reduction = reduction
         self.criterion = criterion
         self.dtype = dtype
-        self.seed = check_integer("seed", seed, example=0)
+        self.seed = check_integer("seed", seed, smallest=0)
         self._memory = memory_for(self.defense, refresh_every, basis_memory)
         self.refresh_every, self.basis_memory = refresh_every, basis_memory
         self.name = check_name("name", name)

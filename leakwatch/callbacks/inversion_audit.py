@@ -183,7 +183,7 @@ class InversionAudit(ProbeCallback):
                 "for instance attack='inverting-gradients'."
             )
         if samples is not None:
-            check_integer("samples", samples, example=8, smallest=1)
+            check_integer("samples", samples, example=8)
         self.audit = Audit(
             attacks,
             samples,

@@ -86,7 +86,7 @@ class ProbeCallback(Callback):
                 f"probes=ProbeSet.from_dataset(dataset)."
             )
         if isinstance(probes, int):
-            check_integer("probes", probes, example=32, smallest=1)
+            check_integer("probes", probes, example=32)
         elif mean is not None or std is not None:
             raise ValueError(
                 "mean and std are for probes that the callback draws; a ProbeSet has "
@@ -106,20 +106,20 @@ class ProbeCallback(Callback):
         )
         self.at_start = check_flag("at_start", at_start)
         self.noise_std = _optional("noise_std", noise_std, 1e-4)
-        self.epsilon = check_number("epsilon", epsilon, example=0.0, zero=True)
+        self.epsilon = check_number("epsilon", epsilon, "[0, inf)", example=0.0)
         self.prior_std = _optional("prior_std", prior_std, 0.25)
         self.data_range = _optional("data_range", data_range, 1.0)
         self.mean: tuple[float, ...] | None
         self.std: tuple[float, ...] | None
         self.mean, self.std = check_channels(mean, std)
         self.target_psnr = check_number(
-            "target_psnr", target_psnr, example=20.0, sign=True
+            "target_psnr", target_psnr, "(-inf, inf)", example=20.0
         )
         self.criterion = criterion
         self.dtype = dtype
         self.max_memory = check_number("max_memory", max_memory, example=2048)
-        self.products = check_integer("products", products, example=100, smallest=1)
-        self.seed = check_integer("seed", seed, example=0)
+        self.products = check_integer("products", products, example=100)
+        self.seed = check_integer("seed", seed, smallest=0)
         self.directory = check_path("directory", directory)
         self.report = check_flag("report", report)
         self.log_images = check_flag("log_images", log_images)

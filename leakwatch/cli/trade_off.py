@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from leakwatch.attacks.start import StartKind
+from leakwatch.checks import check_integer
 from leakwatch.cli.audit import add_places
 from leakwatch.cli.checkpoint import free_directory
 from leakwatch.cli.subject import Subject, SubjectCLI, choose_device, draw
@@ -26,7 +27,6 @@ from leakwatch.cli.trade_training import (
 from leakwatch.cli.training import quiet
 from leakwatch.defenses import Budget, Reduction
 from leakwatch.defenses.budget import Unit
-from leakwatch.defenses.checks import check_count
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.studies import TradeOff, trade_off
@@ -103,7 +103,7 @@ class Trade:
             )
         # Before data are loaded and networks built.
         check_coefficients(tuple(self.mixup))
-        check_count("trade_off.queries", self.queries)
+        check_integer("trade_off.queries", self.queries)
         if self.defenses or not self.mixup:
             named_defenses(tuple(self.defenses), directions=self.directions, box=1.0)
         named_budgets(tuple(self.budgets), self.unit)

@@ -9,6 +9,7 @@ import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from leakwatch.checks import check_integer, check_number
 from leakwatch.datamodules.dataset import ImageArrays, ImageDataset
 from leakwatch.datamodules.files import ImageFileDataset, ImageFiles
 from leakwatch.datamodules.splits import stratified_first, stratified_split
@@ -77,16 +78,12 @@ class ImageDataModule(L.LightningDataModule, ABC):
         augment: bool,
     ) -> None:
         super().__init__()
-        _check_int("batch_size", batch_size, 1)
-        _check_int("num_workers", num_workers, 0)
-        _check_int("seed", seed, 0)
+        check_integer("batch_size", batch_size, example=64)
+        check_integer("num_workers", num_workers, smallest=0)
+        check_integer("seed", seed, smallest=0)
         if subset is not None:
-            _check_int("subset", subset, 1)
-        if not 0 < val_fraction < 1:
-            raise ValueError(
-                "val_fraction must lie strictly between 0 and 1, such as "
-                f"val_fraction=0.1, got {val_fraction!r}."
-            )
+            check_integer("subset", subset, example=1000)
+        check_number("val_fraction", val_fraction, "(0, 1)", example=0.1)
         channels = image_shape[0]
         self.class_names = class_names
         self.num_classes = len(class_names)
@@ -172,13 +169,3 @@ class ImageDataModule(L.LightningDataModule, ABC):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
-
-
-def _check_int(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"{name} must be an integer, such as {name}={max(least, 8)}, "
-            f"got {value!r} ({type(value).__name__})."
-        )
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")

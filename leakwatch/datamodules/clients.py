@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from leakwatch.checks import check_integer, check_number
 from leakwatch.datamodules.base import ImageDataModule
 from leakwatch.datamodules.client_dataset import ClientDataset, Clients, RoundSampler
 from leakwatch.datamodules.dataset import ImageDataset
@@ -22,7 +23,6 @@ from leakwatch.federated import (
     group_split,
     iid_split,
 )
-from leakwatch.federated.checks import check_alpha, whole
 
 Split = Literal["iid", "dirichlet", "fixed", "group"]
 _SPLITS = ("iid", "dirichlet", "fixed", "group")
@@ -198,9 +198,9 @@ def _check_numbers(
 ) -> None:
     for name, value in (("clients", clients), ("per_client", per_client)):
         if value is not None:
-            whole(name, value)
-    whole("least", least)
-    check_alpha(alpha)
+            check_integer(name, value, example=10)
+    check_integer("least", least)
+    check_number("alpha", alpha, example=0.5)
 
 
 def _groups(dataset: ImageDataset | ImageFileDataset) -> Int[Tensor, " n"]:

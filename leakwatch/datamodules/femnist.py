@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from leakwatch.checks import check_integer
 from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.dataset import ImageArrays, ImageDataset
 from leakwatch.datamodules.leaf import LeafSamples, read_leaf
@@ -64,13 +65,8 @@ class FEMNISTDataModule(ImageDataModule):
         max_writers: int | None = None,
         normalize: bool = True,
     ) -> None:
-        given: object = max_writers
-        whole = isinstance(given, int) and not isinstance(given, bool)
-        if given is not None and (not whole or (max_writers or 0) < 1):
-            raise ValueError(
-                "max_writers must be None or an integer of at least 1, such as "
-                f"max_writers=100, got {max_writers!r}."
-            )
+        if max_writers is not None:
+            check_integer("max_writers", max_writers, example=100)
         super().__init__(
             class_names=_CLASSES,
             image_shape=(1, _SIDE, _SIDE),

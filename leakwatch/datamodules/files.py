@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import RandomResizedCrop
 
+from leakwatch.checks import check_integer, check_number
+
 _Box: TypeAlias = tuple[int, int, int, int]
 _MODES = {1: "L", 3: "RGB"}
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")
@@ -123,20 +125,10 @@ def check_cut(image_size: object, channels: object, crop: object) -> None:
         TypeError: `image_size` is not an integer.
         ValueError: A value out of range; the message says what is expected.
     """
-    if isinstance(image_size, bool) or not isinstance(image_size, int):
-        raise TypeError(
-            "image_size must be an integer, such as image_size=224, "
-            f"got {image_size!r} ({type(image_size).__name__})."
-        )
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}.")
+    check_integer("image_size", image_size, example=224)
     if isinstance(channels, bool) or channels not in _MODES:
         raise ValueError(f"channels must be 3 (colour) or 1 (grey), got {channels!r}.")
-    if not isinstance(crop, (int, float)) or not 0 < crop <= 1:
-        raise ValueError(
-            "crop must be a share of the shorter side in (0, 1], such as crop=0.875, "
-            f"got {crop!r}."
-        )
+    check_number("crop", crop, "(0, 1]", example=0.875)
 
 
 def _read(path: str, channels: int) -> Image.Image:

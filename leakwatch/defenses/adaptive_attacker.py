@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.checks import check_number
 from leakwatch.defenses.base import Shared
-from leakwatch.defenses.checks import check_number
 from leakwatch.defenses.linear_maps import Chain, LinearMap, Selection, mapped
 from leakwatch.derivatives import GradientMap
 
@@ -81,8 +81,8 @@ def observed(
         raise IndexError(
             f"row {row} of {len(shared.gradient)} messages; give a position from 0."
         )
-    check_number("queries", queries)
-    check_number("least", least)
+    check_number("queries", queries, example=100)
+    check_number("least", least, example=1e-3)
     known = shared.knowledge
     if not known.closed_form:
         raise ValueError(

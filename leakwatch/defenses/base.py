@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from leakwatch.checks import first_not_finite
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.checks import check_gradient
 from leakwatch.defenses.covariance import Covariance
 from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.samples import Samples
@@ -23,6 +23,7 @@ __all__ = [
     "Reduction",
     "Shared",
     "averaging",
+    "check_gradient",
     "combined",
     "perturbation",
 ]
@@ -270,3 +271,31 @@ def perturbation(
         return torch.cat([batch.gradient for batch in batches])
 
     return perturb
+
+
+def check_gradient(gradient: Tensor, rows: int | None = None) -> None:
+    """Raises unless these are finite gradients, one in each row.
+
+    Args:
+        gradient: what was given.
+        rows: how many are expected, any number when None.
+
+    Raises:
+        ValueError: another shape, integers, or NaN or infinity in a row.
+    """
+    if gradient.ndim != 2 or 0 in gradient.shape or not gradient.is_floating_point():
+        raise ValueError(
+            f"gradient must be (n, d_θ), floating point, one message in each row, got "
+            f"{tuple(gradient.shape)} of {gradient.dtype}."
+        )
+    if rows is not None and len(gradient) != rows:
+        raise ValueError(
+            f"gradient has {len(gradient)} rows, but there are {rows} samples; this "
+            f"defense needs the gradient of each sample."
+        )
+    row = first_not_finite(gradient)
+    if row is not None:
+        raise ValueError(
+            f"gradient of row {row} is not finite; skip that step, as the optimiser "
+            f"would have to."
+        )

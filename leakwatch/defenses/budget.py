@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.checks import check_count, check_number
+from leakwatch.checks import check_integer, check_number
 
 __all__ = ["Budget", "Unit", "expected_norm"]
 
@@ -53,7 +53,7 @@ class Budget:
     unit: Unit = "relative"
 
     def __post_init__(self) -> None:
-        check_number("value", self.value, zero=True)
+        check_number("value", self.value, "[0, inf)", example=0.1)
         if self.unit not in get_args(Unit):
             raise ValueError(
                 f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}; "
@@ -70,7 +70,7 @@ class Budget:
         Returns:
             E‖δ‖², ``(n,)``, float64, gradient units squared.
         """
-        check_count("size", size)
+        check_integer("size", size)
         norm = norm.detach().double()
         if self.unit == "relative":
             return (self.value * norm).square()
@@ -93,7 +93,7 @@ class Budget:
                 ``"relative"`` where ‖g‖ = 0.
         """
         wanted = Budget(0.0, unit).unit
-        norm = check_number("norm", norm, zero=True)
+        norm = check_number("norm", norm, "[0, inf)", example=1.0)
         if norm == 0 and (wanted == "relative") != (self.unit == "relative"):
             raise ValueError(
                 "norm is 0: a budget relative to a vanishing gradient has no other "
@@ -101,7 +101,7 @@ class Budget:
             )
         if wanted == self.unit:
             return self
-        size = check_count("size", size)
+        size = check_integer("size", size)
         in_norm = {"norm": 1.0, "relative": norm, "std": math.sqrt(size)}
         return Budget(self.value * in_norm[self.unit] / in_norm[wanted], wanted)
 
@@ -123,9 +123,9 @@ def expected_norm(std: float, size: int) -> float:
         >>> round(expected_norm(1.0, 1), 6), round(expected_norm(1.0, 100), 6)
         (0.797885, 9.975032)
     """
-    d = check_count("size", size)
+    d = check_integer("size", size)
     if d < _SERIES_FROM:
         ratio = math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2))
-        return check_number("std", std, zero=True) * math.sqrt(2) * ratio
+        return check_number("std", std, "[0, inf)", example=0.01) * math.sqrt(2) * ratio
     series = 1 - 1 / (4 * d) + 1 / (32 * d**2) + 5 / (128 * d**3)
-    return check_number("std", std, zero=True) * math.sqrt(d) * series
+    return check_number("std", std, "[0, inf)", example=0.01) * math.sqrt(d) * series

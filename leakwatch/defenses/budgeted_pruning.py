@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from leakwatch.defenses.base import Needs, Reduction, Shared, combined
+from leakwatch.defenses.base import Needs, Reduction, Shared, check_gradient, combined
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.checks import check_gradient
 from leakwatch.defenses.pruning import pruned
 from leakwatch.defenses.samples import Samples
 

@@ -9,16 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.checks import check_number
 from leakwatch.defenses.base import (
     Knowledge,
     Needs,
     Reduction,
     Shared,
     averaging,
+    check_gradient,
     combined,
 )
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.checks import check_gradient, check_number
 from leakwatch.defenses.isotropic import Isotropic
 from leakwatch.defenses.samples import Samples
 
@@ -60,8 +61,8 @@ class DPSGD:
     needs: ClassVar[Needs] = "sample gradients"
 
     def __post_init__(self) -> None:
-        check_number("clip", self.clip)
-        check_number("noise_multiplier", self.noise_multiplier, zero=True)
+        check_number("clip", self.clip, example=1.0)
+        check_number("noise_multiplier", self.noise_multiplier, "[0, inf)", example=1.0)
 
     @property
     def budget(self) -> Budget:

@@ -14,10 +14,10 @@ from leakwatch.defenses.base import (
     Needs,
     Reduction,
     Shared,
+    check_gradient,
     combined,
 )
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.checks import check_gradient
 from leakwatch.defenses.isotropic import Isotropic
 from leakwatch.defenses.samples import Samples
 

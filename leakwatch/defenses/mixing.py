@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.defenses.checks import check_count, check_number
+from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.losses import classification_criterion, cross_entropy
 from leakwatch.derivatives.runtime import Criterion
@@ -168,7 +168,10 @@ class Mixing:
             >>> [round(float(half.estimation_error(0.2, k)), 9) for k in (1, 3)]
             [0.02, 0.01]
         """
-        r, k = check_number("prior_std", prior_std), check_count("queries", queries)
+        r, k = (
+            check_number("prior_std", prior_std, example=0.25),
+            check_integer("queries", queries),
+        )
         rest = (1 - self.coefficient).square()
         return r**2 * rest / (rest + k * self.coefficient.square())
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from leakwatch.checks import check_inputs
 from leakwatch.defenses.base import (
     Knowledge,
     Needs,
@@ -21,7 +22,6 @@ from leakwatch.defenses.base import (
 )
 from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.samples import Samples
-from leakwatch.inputs import refuse_integers
 
 __all__ = ["MixUp"]
 
@@ -94,7 +94,7 @@ class MixUp:
             )
         if not len(x):
             raise ValueError("public holds no samples, so there are no partners.")
-        refuse_integers(x)
+        check_inputs(x)
         if not bool(torch.isfinite(x).all()):
             raise ValueError(
                 "public samples hold NaN or infinity, and so would every mixture; "

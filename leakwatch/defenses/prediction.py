@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses.base import Knowledge, Shared
-from leakwatch.defenses.checks import check_count, check_number
 from leakwatch.defenses.covariance import Covariance, linear_error
 from leakwatch.defenses.eigen.basis import Basis
 from leakwatch.defenses.linear_maps import (
@@ -90,8 +90,8 @@ def predicted_errors(
         ValueError: for messages of batches, or numbers out of range.
     """
     if prior_std is not None:
-        check_number("prior_std", prior_std)
-    queries = check_count("queries", queries)
+        check_number("prior_std", prior_std, example=0.25)
+    queries = check_integer("queries", queries)
     if len(shared.gradient) != len(samples):
         raise ValueError(
             f"{len(shared.gradient)} messages for {len(samples)} samples; predictions "

@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from leakwatch.checks import check_number
 from leakwatch.defenses.base import (
     Knowledge,
     Needs,
     Reduction,
     Shared,
+    check_gradient,
     combined,
 )
-from leakwatch.defenses.checks import check_gradient, check_share
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["GradientPruning", "Scope"]
@@ -69,7 +70,7 @@ class GradientPruning:
     budget: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        check_share("share", self.share)
+        check_number("share", self.share, "[0, 1]", example=0.9)
         if self.scope not in get_args(Scope):
             raise ValueError(f"scope must be 'global' or 'layer', got {self.scope!r}.")
 

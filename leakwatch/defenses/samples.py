@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from leakwatch.checks import check_samples
 from leakwatch.defenses.eigen.basis import Basis
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
-from leakwatch.inputs import check_samples
 
 __all__ = ["Samples"]
 

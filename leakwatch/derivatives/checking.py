@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leakwatch.checks import check_samples
 from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.network import DifferentiableNetwork
-from leakwatch.inputs import check_samples
 
 __all__ = ["check_data", "checked_samples"]
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.func import vmap
 
+from leakwatch.checks import check_samples, check_shape
 from leakwatch.derivatives.autodiff import (
     LossFunction,
     gradient,
@@ -23,7 +24,6 @@ from leakwatch.derivatives.checking import check_data
 from leakwatch.derivatives.network import DifferentiableNetwork
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.runtime.chunking import in_chunks
-from leakwatch.inputs import check_rows, check_samples
 
 __all__ = ["GradientMap"]
 
@@ -177,7 +177,7 @@ class GradientMap(DifferentiableNetwork):
         def push(*arguments: Any) -> Tensor:  # found by the first product
             return self._push(*arguments)
 
-        check_rows("v", v, (len(x), x[:1].numel()))
+        check_shape("v", v, (len(x), x[:1].numel()))
         w = self._weight(x, weight)
         return self._run(push, pushed_by_graph, x, y, w, v.reshape(x.shape))
 
@@ -203,7 +203,7 @@ class GradientMap(DifferentiableNetwork):
         def pull(*arguments: Any) -> Tensor:  # found by the first product
             return self._pull(*arguments)
 
-        check_rows("u", u, (len(x), self.size))
+        check_shape("u", u, (len(x), self.size))
         w = self._weight(x, weight)
         return self._run(pull, pulled_by_graph, x, y, w, u)
 
@@ -228,7 +228,7 @@ class GradientMap(DifferentiableNetwork):
         Returns:
             ``(k, d_θ)``.
         """
-        check_rows("directions", directions, (len(directions), x.numel()))
+        check_shape("directions", directions, (len(directions), x.numel()))
         w = self._weight(x[None], None if weight is None else weight[None])[0]
         with self.evaluation(x) as at:
             xs, ys = self.prepared(x[None], y[None])
@@ -251,7 +251,7 @@ class GradientMap(DifferentiableNetwork):
     def _weight(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return torch.ones(len(x), dtype=self.dtype, device=x.device)
-        check_rows("weight", weight, (len(x),))
+        check_shape("weight", weight, (len(x),))
         return weight.detach().to(device=x.device, dtype=self.dtype)
 
     def _run(

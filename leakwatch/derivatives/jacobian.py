@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from leakwatch.checks import check_samples, check_shape
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.gram.gram import Gram, Workspace, gram
 from leakwatch.derivatives.graph_products.batch_products import BatchProducts
-from leakwatch.inputs import check_rows, check_samples
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30
@@ -119,7 +119,7 @@ class GradientJacobian:
 
     def matvec(self, v: Float[Tensor, "batch d_x"]) -> Float[Tensor, "batch d_theta"]:
         """J v of each sample, ``(batch, d_θ)``; one jvp through a backward pass."""
-        check_rows("v", v, (len(self.x), self.input_scale.numel()))
+        check_shape("v", v, (len(self.x), self.input_scale.numel()))
         scaled = v.to(self.dtype) * self.input_scale
         there = self.gradients.jvp(self.x, self.y, scaled, self._weight)
         return there * self.scale.to(self.dtype)[:, None]
@@ -272,7 +272,7 @@ class NormalOperator:
         active: Bool[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch n"]:
         """H̃ v; rows where ``active`` is False are skipped and come back as zeros."""
-        check_rows("v", v, (self.batch_size, self.size))
+        check_shape("v", v, (self.batch_size, self.size))
         j = self.jacobian
 
         def product(part: Tensor, rows: Tensor | None) -> Tensor:
@@ -291,7 +291,7 @@ class NormalOperator:
         active: Bool[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch rows"]:
         """J̃ v, without its part along ĝ for the cosine distance."""
-        check_rows("v", v, (self.batch_size, self.size))
+        check_shape("v", v, (self.batch_size, self.size))
         j = self.jacobian
 
         def product(part: Tensor, rows: Tensor | None) -> Tensor:
@@ -306,7 +306,7 @@ class NormalOperator:
         active: Bool[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch n"]:
         """J̃ᵀ u, of the part of u across ĝ for the cosine distance."""
-        check_rows("u", u, (self.batch_size, self.rows))
+        check_shape("u", u, (self.batch_size, self.rows))
         j = self.jacobian
 
         def product(part: Tensor, rows: Tensor | None) -> Tensor:

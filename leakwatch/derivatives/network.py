@@ -10,6 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from leakwatch.checks import check_inputs
 from leakwatch.derivatives.autodiff import LossFunction, Product, pulled, pushed
 from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter, matching
@@ -23,7 +24,6 @@ from leakwatch.derivatives.runtime import (
     underlying,
 )
 from leakwatch.derivatives.verification import Path, examine, refuse_stray_reads
-from leakwatch.inputs import refuse_integers
 
 __all__ = ["DifferentiableNetwork"]
 
@@ -234,7 +234,7 @@ class DifferentiableNetwork:
         Raises:
             ValueError: if ``x`` is not floating point.
         """
-        refuse_integers(x)
+        check_inputs(x)
         with evaluating(self._loss, x.device.type, self.dtype) as at:
             yield at
 

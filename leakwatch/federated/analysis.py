@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from leakwatch.checks import check_integer
 from leakwatch.derivatives.runtime import Criterion, Weights
 from leakwatch.derivatives.verification import refuse_stray_reads
-from leakwatch.federated.checks import whole
 from leakwatch.federated.local import ClientUpdate
 from leakwatch.federated.objective import Objective
-from leakwatch.segments import Segment, search_segment
+from leakwatch.weight_update import Segment, search_segment
 
 __all__ = ["Segment", "Subspace", "principal_subspace", "segment_similarity"]
 
@@ -106,7 +106,7 @@ def principal_subspace(
             f"gradients must have shape (T, d_θ), one row per local step, got "
             f"{tuple(gradients.shape)}."
         )
-    dimension = whole("dimension", dimension)
+    dimension = check_integer("dimension", dimension)
     if dimension > len(gradients):
         raise ValueError(
             f"dimension must be between 1 and the {len(gradients)} steps, got "
@@ -165,7 +165,7 @@ def segment_similarity(
         >>> round(found.at_start, 6), found.best_alpha > 0.9
         (1.0, True)
     """
-    points = whole("points", points, least=2)
+    points = check_integer("points", points, smallest=2)
     objective = Objective(module, criterion, update.initial.dtype)
     _check_update(update, objective)
     with objective.evaluation(update.x.device.type) as weights:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.federated.checks import check_choice
+from leakwatch.checks import check_choice
 from leakwatch.federated.local import ClientUpdate
 from leakwatch.federated.received import check_start, differing
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leakwatch.federated.checks import check_alpha, whole
+from leakwatch.checks import check_integer, check_number
 
 __all__ = [
     "Partition",
@@ -76,7 +76,7 @@ def fixed_split(
         >>> [len(part) for part in fixed_split(100, 3, per_client=10)]
         [10, 10, 10]
     """
-    per_client = whole("per_client", per_client)
+    per_client = check_integer("per_client", per_client)
     samples, clients = _check_counts(samples, clients, least=per_client)
     order = torch.randperm(samples, generator=_generator(seed))
     return _ascending(torch.split(order[: clients * per_client], per_client))
@@ -124,9 +124,9 @@ def dirichlet_split(
         (100, True)
     """
     _check_labels("labels", labels)
-    least = whole("least", least)
+    least = check_integer("least", least)
     _, clients = _check_counts(len(labels), clients, least)
-    alpha = check_alpha(alpha)
+    alpha = check_number("alpha", alpha, example=0.5)
     generator = _generator(seed)
     rng = np.random.default_rng(int(seed))
     owner = torch.empty(len(labels), dtype=torch.int64)
@@ -164,10 +164,10 @@ def group_split(
         (tensor([0, 2, 3]),)
     """
     _check_labels("groups", groups)
-    whole("least", least)
+    check_integer("least", least)
     found, counts = torch.unique(groups[groups >= 0], return_counts=True)
     large = found[counts >= least]
-    wanted = len(large) if clients is None else whole("clients", clients)
+    wanted = len(large) if clients is None else check_integer("clients", clients)
     if wanted > len(large) or wanted == 0:
         raise ValueError(
             f"{len(large)} of {len(found)} groups have at least {least} samples, "
@@ -215,14 +215,17 @@ def _ascending(parts: tuple[Tensor, ...]) -> Partition:
 
 
 def _generator(seed: object) -> torch.Generator:
-    number = whole("seed", seed, least=0)
+    number = check_integer("seed", seed, smallest=0)
     if number >= 2**64:
         raise ValueError(f"seed must be below 2**64, got {number}.")
     return torch.Generator().manual_seed(number)
 
 
 def _check_counts(samples: int, clients: int, least: int) -> tuple[int, int]:
-    samples, clients = whole("samples", samples), whole("clients", clients)
+    samples, clients = (
+        check_integer("samples", samples),
+        check_integer("clients", clients),
+    )
     if samples < clients * least:
         raise ValueError(
             f"{clients} clients of at least {least} samples need {clients * least} "

@@ -11,17 +11,16 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.derivatives.runtime import Criterion
 from leakwatch.federated.averaging import Buffers, average_updates
-from leakwatch.federated.checks import (
-    check_choice,
+from leakwatch.federated.local import (
+    ClientUpdate,
     check_client,
     check_clients,
-    check_share,
     check_training,
-    whole,
+    train_client,
 )
-from leakwatch.federated.local import ClientUpdate, train_client
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
 from leakwatch.weight_update import LocalTraining
@@ -98,9 +97,8 @@ def answering_clients(
         >>> len(answering_clients(40, 0.1)), answering_clients(3)
         (4, (0, 1, 2))
     """
-    clients, share = whole("clients", clients, least=0), check_share(share)
-    if clients == 0:
-        raise ValueError("there must be at least 1 client, got none.")
+    clients = check_integer("clients", clients)
+    share = check_number("share", share, "(0, 1]", example=0.1)
     check_choice("answering", answering, get_args(Answering))
     draws = torch.rand(clients, generator=client_stream(seed, round, _SERVER))
     count = max(1, math.floor(share * clients + 0.5))
@@ -216,7 +214,7 @@ class FederatedAveraging:
             TypeError: if ``rounds`` is no integer.
             ValueError: if it is negative.
         """
-        count = whole("rounds", rounds, least=0)
+        count = check_integer("rounds", rounds, smallest=0)
         return (self.step() for _ in range(count))
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, final
 
 import lightning as L
@@ -14,7 +14,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_choice, check_integer, check_number
+from leakwatch.models.architectures.parts import image_sides
 from leakwatch.models.initialization import check_scheme, initialize
 from leakwatch.models.registry import build_model
 
@@ -78,18 +79,15 @@ class LitClassifier(L.LightningModule):
         scheduler: Literal["none", "cosine"] = "none",
     ) -> None:
         super().__init__()
-        if positive_int("num_classes", num_classes) < 2:
-            raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
-        positive_int("in_channels", in_channels)
-        height_width(image_size)
+        check_integer("num_classes", num_classes, smallest=2, example=10)
+        check_integer("in_channels", in_channels)
+        image_sides(image_size)
         check_scheme(initialization)
-        _check_choice("optimizer", optimizer, _OPTIMIZERS)
-        _check_choice("scheduler", scheduler, _SCHEDULERS)
-        _check_number("lr", lr, "above 0", lambda v: 0 < v < math.inf, 1e-3)
-        _check_number("momentum", momentum, "in [0, 1)", lambda v: 0 <= v < 1, 0.9)
-        _check_number(
-            "weight_decay", weight_decay, "at least 0", lambda v: 0 <= v < math.inf, 0.0
-        )
+        check_choice("optimizer", optimizer, _OPTIMIZERS)
+        check_choice("scheduler", scheduler, _SCHEDULERS)
+        check_number("lr", lr, example=1e-3)
+        check_number("momentum", momentum, "[0, 1)", example=0.9)
+        check_number("weight_decay", weight_decay, "[0, inf)", example=0.0)
         self.save_hyperparameters(
             ignore=["model"] if isinstance(model, nn.Module) else []
         )
@@ -208,20 +206,3 @@ class LitClassifier(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
-
-
-def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"Unknown {name} {value!r}; known: {', '.join(known)}.")
-
-
-def _check_number(
-    name: str, value: object, want: str, good: Callable[[float], bool], example: float
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(
-            f"{name} must be a number {want}, such as {name}={example}, "
-            f"got {value!r} ({type(value).__name__})."
-        )
-    if not good(value):
-        raise ValueError(f"{name} must be {want}, got {value}.")

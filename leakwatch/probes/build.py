@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.checks import check_integer
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng, seed_streams
 from leakwatch.probes.checks import (
-    check_count,
     check_finite,
     check_index,
     check_indices,
@@ -49,12 +49,12 @@ def build_from_dataset(
 ) -> dict[str, Any]:
     """Fields for `ProbeSet.from_dataset`, which has the documentation."""
     size = dataset_size(dataset)
-    check_count("n", n)
-    check_count("max_scan", max_scan)
-    check_count("prior_samples", prior_samples, smallest=0)
-    check_count("seed", seed, smallest=0)
+    check_integer("n", n)
+    check_integer("max_scan", max_scan)
+    check_integer("prior_samples", prior_samples, smallest=0)
+    check_integer("seed", seed, smallest=0)
     if per_class is not None:
-        check_count("per_class", per_class)
+        check_integer("per_class", per_class)
     streams = DatasetStreams(dataset)
 
     def read(index: int) -> tuple[Float[Tensor, " ..."], int]:

@@ -14,7 +14,6 @@ from leakwatch.probes.items import as_input, as_label, as_tensor
 from leakwatch.probes.pipeline import as_channels
 
 __all__ = [
-    "check_count",
     "check_finite",
     "check_index",
     "check_indices",
@@ -85,17 +84,6 @@ def check_range(y: Int[Tensor, " n"], index: tuple[int, ...], num_classes: int) 
                 "outputs or class names, or shift labels that start at 1 with "
                 "target_transform"
             )
-
-
-def check_count(name: str, value: Any, smallest: int = 1) -> None:
-    """Raise unless `value` is an integer of at least `smallest`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}; expected an integer of at "
-            f"least {smallest}"
-        )
-    if value < smallest:
-        raise ValueError(f"{name}={value}; expected an integer of at least {smallest}")
 
 
 def check_indices(indices: Sequence[int], size: int) -> list[int]:

@@ -9,8 +9,7 @@ from typing import ClassVar, Final, NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.measured import Measured
-from leakwatch.status import OK, Status
+from leakwatch.status import OK, Measured, Status
 
 #: Up to this relative error, at worst, a number is "ok"; up to USABLE "estimated".
 ACCURATE: Final = 0.1

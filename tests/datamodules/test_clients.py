@@ -250,5 +250,5 @@ def test_reading_a_round_leaves_the_global_streams_alone() -> None:
 
 
 def test_sampler_refuses_early() -> None:
-    with pytest.raises(ValueError, match="at least 1 client"):
+    with pytest.raises(ValueError, match="clients must be at least 1"):
         RoundSampler([])

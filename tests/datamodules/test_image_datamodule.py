@@ -198,8 +198,8 @@ def test_in_a_trainer() -> None:
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0"),
         ({"seed": True}, TypeError, "seed must be an integer"),
         ({"subset": 0}, ValueError, "subset must be at least 1"),
-        ({"val_fraction": 0.0}, ValueError, "such as val_fraction=0.1, got 0.0"),
-        ({"val_fraction": 1}, ValueError, "such as val_fraction=0.1, got 1"),
+        ({"val_fraction": 0.0}, ValueError, "got 0.0; for instance val_fraction=0.1"),
+        ({"val_fraction": 1}, ValueError, "got 1; for instance val_fraction=0.1"),
     ],
 )
 def test_bad_arguments(

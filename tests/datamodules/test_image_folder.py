@@ -161,7 +161,7 @@ def test_a_validation_class_that_was_never_trained(tmp_path: Path) -> None:
     [
         ({"image_size": 0}, ValueError, "image_size must be at least 1"),
         ({"channels": 2}, ValueError, "channels must be 3"),
-        ({"crop": 2.0}, ValueError, "crop must be a share"),
+        ({"crop": 2.0}, ValueError, "crop must lie in"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ],
 )

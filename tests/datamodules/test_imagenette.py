@@ -171,7 +171,7 @@ def test_names_and_sums_are_torchvisions() -> None:
     ("kwargs", "match"),
     [
         ({"resolution": "64px"}, "'64px'; known: 160px, 320px, full"),
-        ({"crop": 0}, "crop must be a share"),
+        ({"crop": 0}, "crop must lie in"),
         ({"image_size": 0}, "image_size must be at least 1"),
     ],
 )

@@ -237,7 +237,7 @@ def test_who_knows_the_partner_misses_what_the_mixture_does_not_show(
 
 def test_bad_arguments(samples: Samples) -> None:
     made = protected(NOISES[0], samples)
-    with pytest.raises(ValueError, match="prior_std must be finite and positive"):
+    with pytest.raises(ValueError, match="prior_std must be positive and finite"):
         predicted_errors(made, samples, prior_std=0.0)
     with pytest.raises(ValueError, match="queries must be at least 1"):
         predicted_errors(made, samples, queries=0)

@@ -351,7 +351,7 @@ def test_errors(changes: dict[str, Any], text: str) -> None:
 
 
 def test_no_clients() -> None:
-    with pytest.raises(ValueError, match="at least 1 client"):
+    with pytest.raises(ValueError, match="clients must be at least 1"):
         FederatedAveraging(cnn(), [], HOW)
     with pytest.raises(ValueError, match="nothing to average"):
         average_updates([])

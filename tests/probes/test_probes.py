@@ -382,12 +382,12 @@ def test_unusable_loaders() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"n": 0}, ValueError, "n=0; expected an integer of at least 1"),
-        ({"n": 2.5}, TypeError, r"n=2\.5 is a float"),
-        ({"per_class": 0}, ValueError, "per_class=0"),
-        ({"max_scan": 0}, ValueError, "max_scan=0"),
-        ({"prior_samples": -1}, ValueError, "prior_samples=-1; .* at least 0"),
-        ({"seed": "a"}, TypeError, "seed='a' is a str"),
+        ({"n": 0}, ValueError, "n must be at least 1, got 0"),
+        ({"n": 2.5}, TypeError, r"n must be an integer of at least 1, got 2\.5"),
+        ({"per_class": 0}, ValueError, "per_class must be at least 1, got 0"),
+        ({"max_scan": 0}, ValueError, "max_scan must be at least 1, got 0"),
+        ({"prior_samples": -1}, ValueError, "prior_samples must be at least 0, got -1"),
+        ({"seed": "a"}, TypeError, "seed must be an integer of at least 0, got 'a'"),
         ({"indices": []}, ValueError, "indices is empty"),
         ({"indices": [3]}, ValueError, "indices contains 3; expected 0 to 2"),
         ({"indices": [-1]}, ValueError, "indices contains -1"),

@@ -292,7 +292,7 @@ def steps_or(given: int | None) -> int | None:
     """
     if given is None:
         return None
-    return check_integer("steps", given, example=300, smallest=1)
+    return check_integer("steps", given, example=300)
 
 
 def restarts_or(given: int | None, default: int) -> int:
@@ -304,7 +304,7 @@ def restarts_or(given: int | None, default: int) -> int:
     """
     if given is None:
         return default
-    return check_integer("restarts", given, example=3, smallest=1)
+    return check_integer("restarts", given, example=3)
 
 
 def seconds_or(time_limit: float | None) -> float | None:

@@ -376,13 +376,13 @@ def check_clients(clients: Any) -> tuple[int, ...] | int:
         ValueError: for none, one named twice, or a number below 0.
     """
     if isinstance(clients, int) and not isinstance(clients, bool):
-        return check_integer("clients", clients, example=2, smallest=1)
+        return check_integer("clients", clients, example=2)
     if isinstance(clients, str | Mapping | bool) or not isinstance(clients, Sequence):
         raise TypeError(
             f"clients must be how many to draw, or their numbers, got {clients!r}; for "
             f"instance clients=2 or clients=[0, 3]."
         )
-    numbers = [check_integer("clients", c, example=0) for c in clients]
+    numbers = [check_integer("clients", c, smallest=0) for c in clients]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(
             f"clients must name at least one client, each once, got {list(clients)}."

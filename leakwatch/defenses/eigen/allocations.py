@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from leakwatch.defenses.checks import check_count, check_number
+from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses.covariance import Covariance
 from leakwatch.defenses.eigen.in_range import InRange
 from leakwatch.defenses.samples import Samples
@@ -56,7 +56,7 @@ class Smallest:
     name: ClassVar[str] = "smallest"
 
     def __post_init__(self) -> None:
-        check_count("k", self.k)
+        check_integer("k", self.k)
 
     def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
         """D_i = E‖δ‖²/k."""
@@ -128,7 +128,7 @@ class Proportional:
     name: ClassVar[str] = "proportional"
 
     def __post_init__(self) -> None:
-        check_number("exponent", self.exponent, zero=True)
+        check_number("exponent", self.exponent, "[0, inf)", example=1.0)
 
     def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
         """D_i ∝ λ_i^exponent."""
@@ -176,7 +176,7 @@ class Waterfill:
     name: ClassVar[str] = "waterfill"
 
     def __post_init__(self) -> None:
-        check_number("box", self.box)
+        check_number("box", self.box, example=0.25)
 
     def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
         """D_i = min(λ_i R², what is left for it)."""
@@ -219,7 +219,7 @@ class InputSpace:
     name: ClassVar[str] = "input_space"
 
     def __post_init__(self) -> None:
-        check_number("box", self.box)
+        check_number("box", self.box, example=0.25)
 
     def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
         """As for :class:`Waterfill`; drawn as an image."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from leakwatch.checks import check_shape
 from leakwatch.derivatives.jacobian import GradientJacobian
-from leakwatch.inputs import check_rows
 from leakwatch.spectrum import exact
 
 __all__ = ["Basis", "Directions"]
@@ -171,7 +171,7 @@ class Basis:
         Raises:
             RuntimeError: if J of now takes aged directions to nothing.
         """
-        check_rows("c", c, tuple(self.eigenvalues.shape))
+        check_shape("c", c, tuple(self.eigenvalues.shape))
         a = torch.einsum("nij,nj->ni", self.directions, self._over_sigma(c))
         return a if self.aged is None else a * self._stretch(self.aged, a, c)[:, None]
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.checks import check_count, check_number
+from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses.isotropic import Diagonal
 from leakwatch.defenses.samples import Samples
 from leakwatch.derivatives.jacobian import GradientJacobian
@@ -52,8 +52,8 @@ class RowNorms:
 
     def __post_init__(self) -> None:
         if self.probes is not None:
-            check_count("probes", self.probes)
-        check_number("floor", self.floor, zero=True)
+            check_integer("probes", self.probes)
+        check_number("floor", self.floor, "[0, inf)", example=0.0)
 
     def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> Diagonal:
         """Σ_jj = B ‖J_j‖/Σ‖J_j‖. See :class:`Allocation`."""
@@ -97,7 +97,7 @@ def row_norms(
     stream = torch.Generator().manual_seed(0) if generator is None else generator
     n, d_theta, d_x = jacobian.shape
     squares = jacobian.scale.new_zeros(n, d_theta)
-    for _ in range(check_count("probes", probes)):
+    for _ in range(check_integer("probes", probes)):
         bits = torch.randint(2, (d_x,), generator=stream, device=stream.device)
         z = (2.0 * bits - 1).to(jacobian.device).expand(n, -1)
         # Before the scale: squares of a confident sample's J leave float32.

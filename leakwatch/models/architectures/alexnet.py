@@ -7,8 +7,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.checks import at_least, height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 
 # fan-out, kernel, stride, padding, max-pool after it
 _LAYERS = (
@@ -56,10 +56,9 @@ class AlexNet(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        size = height_width(image_size)
-        at_least("AlexNet", size, 29)
-        height, width = ((side - 1) // 4 + 1 for side in size)
+        channels = check_integer("in_channels", in_channels)
+        sides = image_sides(image_size, network="AlexNet", least=29)
+        height, width = ((side - 1) // 4 + 1 for side in sides)
         layers: list[nn.Module] = []
         for fan_out, kernel, stride, padding, pooled in _LAYERS:
             layers += [
@@ -72,7 +71,7 @@ class AlexNet(nn.Module):
                 height, width = height // 2, width // 2
         self.features = nn.Sequential(*layers)
         self.fc = nn.Linear(
-            channels * height * width, positive_int("num_classes", num_classes)
+            channels * height * width, check_integer("num_classes", num_classes)
         )
 
     def forward(

@@ -7,8 +7,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 
 _WIDTH = 12
 
@@ -47,8 +47,8 @@ class LeNet(nn.Module):
         activation: str = "sigmoid",
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height, width = height_width(image_size)
+        channels = check_integer("in_channels", in_channels)
+        height, width = image_sides(image_size)
         layers: list[nn.Module] = []
         for stride in (2, 2, 1, 1):
             layers += [
@@ -59,7 +59,7 @@ class LeNet(nn.Module):
             height, width = -(-height // stride), -(-width // stride)
         self.features = nn.Sequential(*layers)
         self.fc = nn.Linear(
-            _WIDTH * height * width, positive_int("num_classes", num_classes)
+            _WIDTH * height * width, check_integer("num_classes", num_classes)
         )
 
     def forward(

@@ -7,7 +7,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides
 
 
 @final
@@ -45,10 +46,10 @@ class LinearClassifier(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        height, width = height_width(image_size)
+        height, width = image_sides(image_size)
         self.fc = nn.Linear(
-            positive_int("in_channels", in_channels) * height * width,
-            positive_int("num_classes", num_classes),
+            check_integer("in_channels", in_channels) * height * width,
+            check_integer("num_classes", num_classes),
             bias=bias,
         )
 

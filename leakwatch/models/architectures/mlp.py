@@ -8,8 +8,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 
 
 @final
@@ -50,16 +50,16 @@ class MLP(nn.Module):
                 "hidden_sizes must be a sequence of integers, such as "
                 f"hidden_sizes=(256, 128), got {hidden_sizes!r}."
             )
-        height, width = height_width(image_size)
-        fan_in = positive_int("in_channels", in_channels) * height * width
+        height, width = image_sides(image_size)
+        fan_in = check_integer("in_channels", in_channels) * height * width
         layers: list[nn.Module] = [nn.Flatten()]
         for size in hidden_sizes:
             layers += [
-                nn.Linear(fan_in, positive_int("hidden_sizes", size)),
+                nn.Linear(fan_in, check_integer("hidden_sizes", size)),
                 make_activation(activation),
             ]
             fan_in = size
-        layers.append(nn.Linear(fan_in, positive_int("num_classes", num_classes)))
+        layers.append(nn.Linear(fan_in, check_integer("num_classes", num_classes)))
         self.layers = nn.Sequential(*layers)
 
     def forward(

@@ -8,9 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import resnet18, resnet152
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.architectures.adaptation import out_of_place, with_channels
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import (
+    image_sides,
+    make_activation,
+    out_of_place,
+    with_channels,
+)
 
 
 @final
@@ -80,10 +84,10 @@ class ResNet8(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        height_width(image_size)
+        image_sides(image_size)
         self.stem = nn.Sequential(
             nn.Conv2d(
-                positive_int("in_channels", in_channels), 16, 3, padding=1, bias=False
+                check_integer("in_channels", in_channels), 16, 3, padding=1, bias=False
             ),
             nn.BatchNorm2d(16),
             make_activation(activation),
@@ -94,7 +98,7 @@ class ResNet8(nn.Module):
             BasicBlock(32, 64, 2, activation),
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(64, positive_int("num_classes", num_classes))
+        self.fc = nn.Linear(64, check_integer("num_classes", num_classes))
 
     def forward(
         self, x: Float[Tensor, "batch channels height width"]
@@ -133,10 +137,10 @@ class ResNet18(nn.Module):
         small_stem: bool = True,
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height_width(image_size)
+        channels = check_integer("in_channels", in_channels)
+        image_sides(image_size)
         net = resnet18(
-            weights=None, num_classes=positive_int("num_classes", num_classes)
+            weights=None, num_classes=check_integer("num_classes", num_classes)
         )
         if small_stem:
             net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -182,10 +186,10 @@ class ResNet152(nn.Module):
         image_size: int | tuple[int, int] = 224,
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height_width(image_size)
+        channels = check_integer("in_channels", in_channels)
+        image_sides(image_size)
         net = resnet152(
-            weights=None, num_classes=positive_int("num_classes", num_classes)
+            weights=None, num_classes=check_integer("num_classes", num_classes)
         )
         net.conv1 = with_channels(net.conv1, channels)
         _start(net.conv1)

@@ -8,8 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision import models
 
-from leakwatch.models.architectures.adaptation import out_of_place, with_channels
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import (
+    image_sides,
+    out_of_place,
+    with_channels,
+)
 
 _BUILDERS = {
     0.5: models.shufflenet_v2_x0_5,
@@ -50,12 +54,12 @@ class ShuffleNetV2(nn.Module):
         small_stem: bool = True,
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height_width(image_size)
+        channels = check_integer("in_channels", in_channels)
+        image_sides(image_size)
         if width not in _BUILDERS:
             raise ValueError(f"width must be 0.5, 1.0, 1.5 or 2.0, got {width!r}.")
         net = _BUILDERS[width](
-            weights=None, num_classes=positive_int("num_classes", num_classes)
+            weights=None, num_classes=check_integer("num_classes", num_classes)
         )
         net.conv1[0] = with_channels(net.conv1[0], channels)
         if small_stem:

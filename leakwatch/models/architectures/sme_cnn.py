@@ -7,8 +7,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.checks import at_least, height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 
 
 class _SmallCNN(nn.Module):
@@ -25,10 +25,9 @@ class _SmallCNN(nn.Module):
     ) -> None:
         super().__init__()
         first, second, hidden = widths
-        height, width = height_width(image_size)
-        at_least(name, (height, width), 4)
+        height, width = image_sides(image_size, network=name, least=4)
         self.features = nn.Sequential(
-            nn.Conv2d(positive_int("in_channels", in_channels), first, 3, padding=1),
+            nn.Conv2d(check_integer("in_channels", in_channels), first, 3, padding=1),
             make_activation(activation),
             nn.AvgPool2d(2),
             nn.Conv2d(first, second, 3, padding=1),
@@ -38,7 +37,7 @@ class _SmallCNN(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(second * (height // 4) * (width // 4), hidden),
             make_activation(activation),
-            nn.Linear(hidden, positive_int("num_classes", num_classes)),
+            nn.Linear(hidden, check_integer("num_classes", num_classes)),
         )
 
     def forward(

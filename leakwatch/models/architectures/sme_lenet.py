@@ -7,8 +7,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.checks import at_least, height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 
 
 @final
@@ -50,9 +50,8 @@ class SMELeNet(nn.Module):
         activation: str = "tanh",
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height, width = height_width(image_size)
-        at_least("SMELeNet", (height, width), 12)
+        channels = check_integer("in_channels", in_channels)
+        height, width = image_sides(image_size, network="SMELeNet", least=12)
         layers: list[nn.Module] = []
         for fan_out in (6, 16):
             layers += [
@@ -69,7 +68,7 @@ class SMELeNet(nn.Module):
             make_activation(activation),
             nn.Linear(120, 84),
             make_activation(activation),
-            nn.Linear(84, positive_int("num_classes", num_classes)),
+            nn.Linear(84, check_integer("num_classes", num_classes)),
         )
 
     def forward(

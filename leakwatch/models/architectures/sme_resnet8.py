@@ -7,9 +7,9 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 from leakwatch.models.architectures.resnet import BasicBlock
-from leakwatch.models.checks import height_width, positive_int
 
 _HIDDEN = 1000
 
@@ -52,9 +52,9 @@ class SMEResNet8(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
+        channels = check_integer("in_channels", in_channels)
         # Each block of stride 2 rounds up, and the padded pool adds one position.
-        height, width = (-(-n // 4) // 2 + 1 for n in height_width(image_size))
+        height, width = (-(-n // 4) // 2 + 1 for n in image_sides(image_size))
         self.features = nn.Sequential(
             nn.Conv2d(channels, 32, 3, padding=1, bias=False),
             nn.BatchNorm2d(32),
@@ -67,7 +67,7 @@ class SMEResNet8(nn.Module):
         )
         self.classifier = nn.Sequential(
             nn.Linear(128 * height * width, _HIDDEN),
-            nn.Linear(_HIDDEN, positive_int("num_classes", num_classes)),
+            nn.Linear(_HIDDEN, check_integer("num_classes", num_classes)),
         )
 
     def forward(

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides
 
 _HEAD = 768
 
@@ -109,39 +110,39 @@ class SMEViT(nn.Module):
         depth: int = 4,
     ) -> None:
         super().__init__()
-        size = height_width(image_size)
+        size = image_sides(image_size)
         patch = size
         if patch_size is not None:
-            side = positive_int("patch_size", patch_size)
+            side = check_integer("patch_size", patch_size)
             patch = side, side
         if size[0] % patch[0] or size[1] % patch[1]:
             raise ValueError(
                 f"patch_size={patch_size} doesn't divide the image size "
                 f"{size[0]}×{size[1]}; choose one that does, or patch_size=None."
             )
-        positive_int("width", width)
-        if width % positive_int("heads", heads):
+        check_integer("width", width)
+        if width % check_integer("heads", heads):
             raise ValueError(
                 f"heads must divide width, such as width=384, heads=4, got "
                 f"width={width}, heads={heads}."
             )
         tokens = (size[0] // patch[0]) * (size[1] // patch[1])
         self.patches = nn.Conv2d(
-            positive_int("in_channels", in_channels), width, patch, stride=patch
+            check_integer("in_channels", in_channels), width, patch, stride=patch
         )
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, tokens + 1, width))
         self.blocks = nn.Sequential(
             *(
                 _Block(width, heads, first=i == 0)
-                for i in range(positive_int("depth", depth))
+                for i in range(check_integer("depth", depth))
             )
         )
         self.head = nn.Sequential(
             nn.LayerNorm(width),
             nn.Linear(width, _HEAD),
             nn.GELU(),
-            nn.Linear(_HEAD, positive_int("num_classes", num_classes)),
+            nn.Linear(_HEAD, check_integer("num_classes", num_classes)),
         )
 
     def forward(

@@ -7,8 +7,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.models.architectures.activations import make_activation
-from leakwatch.models.checks import at_least, height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, make_activation
 
 _STAGES = ((32, 64), (128, 128), (256, 256))
 _HIDDEN = 512
@@ -52,9 +52,8 @@ class VGG9(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height, width = height_width(image_size)
-        at_least("VGG9", (height, width), 8)
+        channels = check_integer("in_channels", in_channels)
+        height, width = image_sides(image_size, network="VGG9", least=8)
         layers: list[nn.Module] = []
         for stage in _STAGES:
             for fan_out in stage:
@@ -72,7 +71,7 @@ class VGG9(nn.Module):
             make_activation(activation),
             nn.Linear(_HIDDEN, _HIDDEN),
             make_activation(activation),
-            nn.Linear(_HIDDEN, positive_int("num_classes", num_classes)),
+            nn.Linear(_HIDDEN, check_integer("num_classes", num_classes)),
         )
 
     def forward(

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import vit_b_16
 
-from leakwatch.models.architectures.adaptation import with_channels
-from leakwatch.models.checks import height_width, positive_int
+from leakwatch.checks import check_integer
+from leakwatch.models.architectures.parts import image_sides, with_channels
 
 _PATCH = 16
 
@@ -43,8 +43,8 @@ class ViTB16(nn.Module):
         image_size: int | tuple[int, int] = 224,
     ) -> None:
         super().__init__()
-        channels = positive_int("in_channels", in_channels)
-        height, width = height_width(image_size)
+        channels = check_integer("in_channels", in_channels)
+        height, width = image_sides(image_size)
         if height != width or height % _PATCH:
             raise ValueError(
                 "ViTB16 needs square images with a side that is a multiple of "
@@ -52,7 +52,7 @@ class ViTB16(nn.Module):
             )
         net = vit_b_16(
             weights=None,
-            num_classes=positive_int("num_classes", num_classes),
+            num_classes=check_integer("num_classes", num_classes),
             image_size=height,
         )
         net.conv_proj = with_channels(net.conv_proj, channels)

@@ -33,9 +33,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from leakwatch.checks import check_samples
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
-from leakwatch.inputs import check_samples
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY, input_scale_of, offset_of
 from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive

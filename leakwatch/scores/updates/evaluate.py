@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from leakwatch.checks import check_shape
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
-from leakwatch.inputs import check_rows
 from leakwatch.scores.measure.batches import sample_losses
 from leakwatch.scores.registry import Score
 from leakwatch.scores.result import Value
@@ -115,8 +115,8 @@ def check_clients(
             :meth:`leakwatch.derivatives.GradientMap.check` refuses; names the client.
     """
     expected = (update.clients, update.samples, *update.sample_shape)
-    check_rows("x", x, expected)
-    check_rows("y", y, expected[:2])
+    check_shape("x", x, expected)
+    check_shape("y", y, expected[:2])
     for client in range(update.clients):
         try:
             gradients.check(x[client], y[client])

@@ -8,8 +8,7 @@ from typing import ClassVar, final
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.measured import Measured
-from leakwatch.status import Status
+from leakwatch.status import Measured, Status
 
 __all__ = ["UpdateScores"]
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from leakwatch.derivatives import GradientMap
 from leakwatch.scores.updates.mismatch import Mismatch
-from leakwatch.segments import search_segment
 from leakwatch.status import describe_error
-from leakwatch.weight_update import WeightUpdate
+from leakwatch.weight_update import WeightUpdate, search_segment
 
 __all__ = ["Surrogate"]
 

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias, final, get_args
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses import (
     Allocation,
     Budget,
@@ -24,7 +25,6 @@ from leakwatch.defenses import (
     Waterfill,
 )
 from leakwatch.defenses.budget import Unit
-from leakwatch.defenses.checks import check_count, check_number
 
 __all__ = [
     "DEFENSES",
@@ -143,8 +143,8 @@ def named_defenses(
                     f"GaussianNoise, got {make!r}."
                 )
         return dict(defenses)
-    check_count("directions", directions)
-    check_number("box", box)
+    check_integer("directions", directions)
+    check_number("box", box, example=0.25)
     if len(set(defenses)) < len(defenses):
         raise ValueError(f"defenses must have different names, got {list(defenses)}.")
     return {name: _named(name, directions, box) for name in defenses}
@@ -218,11 +218,7 @@ def check_coefficients(coefficients: Sequence[float]) -> None:
             f"{coefficients!r}."
         )
     for a in coefficients:
-        if not 0 < check_number("mixup", a, zero=True) < 1:
-            raise ValueError(
-                f"mixup holds shares of the private sample, above 0 and below 1, got "
-                f"{a!r}."
-            )
+        check_number("mixup", a, "(0, 1)", example=0.5)
     if len(set(coefficients)) < len(coefficients):
         raise ValueError(
             f"mixup must hold different coefficients, got {list(coefficients)}."

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import Attack
 from leakwatch.attacks.start import StartKind
+from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses import Budget, Defense
 from leakwatch.defenses.budget import Unit
-from leakwatch.defenses.checks import check_count, check_number
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.status import OK, Status, describe_error
@@ -157,7 +157,7 @@ def trade_off(
         ['none', 'gaussian']
     """
     grid = named_budgets(budgets, unit)
-    top = check_number("data_range", data_range)
+    top = check_number("data_range", data_range, example=1.0)
     spread = top / math.sqrt(12) if prior_std is None else prior_std
     attacking = ProbeAttack(
         x=x,
@@ -167,14 +167,14 @@ def trade_off(
         attackers=_chosen(attackers),
         start=start,
         radius=radius,
-        restarts=check_count("restarts", restarts),
+        restarts=check_integer("restarts", restarts),
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
         data_range=top,
-        prior_std=check_number("prior_std", spread),
+        prior_std=check_number("prior_std", spread, example=0.25),
         prior_mean=prior_mean,
         criterion=criterion,
-        queries=check_count("queries", queries),
+        queries=check_integer("queries", queries),
     )
     attacking.check(module)
     mixtures = named_mixtures(mixup, partners, x)
@@ -185,7 +185,8 @@ def trade_off(
         made = named_defenses(
             defenses,
             directions=directions,
-            box=check_number("box", spread if box is None else box) / attacking.scale,
+            box=check_number("box", spread if box is None else box, example=0.25)
+            / attacking.scale,
         )
     plan: list[tuple[Setting, Defense | None]] = [(Setting(), None)]
     plan += [

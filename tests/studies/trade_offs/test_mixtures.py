@@ -243,8 +243,8 @@ def test_only_mixtures() -> None:
 @pytest.mark.parametrize(
     ("match", "changed"),
     [
-        ("above 0 and below 1, got 1.0", {"mixup": [1.0]}),
-        ("above 0 and below 1, got 0.0", {"mixup": [0.0]}),
+        (r"mixup must lie in \(0, 1\), got 1.0", {"mixup": [1.0]}),
+        (r"mixup must lie in \(0, 1\), got 0.0", {"mixup": [0.0]}),
         ("must be a list of coefficients", {"mixup": 0.5}),
         ("must be a list of coefficients", {"mixup": None}),
         (r"different coefficients, got \[0.5, 0.5\]", {"mixup": [0.5, 0.5]}),

@@ -498,8 +498,8 @@ def test_mistakes_are_said_before_anything_is_trained() -> None:
         ("unknown start 'far'", {"start": "far"}),
         ("a different number for each", {"index": [1, 1]}),
         ("outside of", {"mean": [0.5], "std": [9.0]}),
-        ("box must be finite and positive", {"box": 0.0}),
-        ("prior_std must be finite and positive", {"prior_std": -1.0}),
+        ("box must be positive and finite", {"box": 0.0}),
+        ("prior_std must be positive and finite", {"prior_std": -1.0}),
         ("restarts must be at least 1", {"restarts": 0}),
     ):
         with pytest.raises(ValueError, match=match):
