@@ -28,9 +28,8 @@ from leakwatch.derivatives.layers.modules import (
     layouts,
 )
 from leakwatch.derivatives.runtime import SampleLoss, Weights
-from leakwatch.derivatives.runtime.quiet import is_quiet
 from leakwatch.derivatives.safe_ops.substitutes import Substitutes, substituting
-from leakwatch.derivatives.verification.elsewhere import check_own
+from leakwatch.derivatives.verification import refuse_reads_outside_layers
 
 __all__ = ["LayerwisePath", "Layout", "NotLayerwiseError", "layouts"]
 
@@ -122,7 +121,8 @@ class LayerwisePath:
     @substituting
     def _check(self, batch: Tensor, y: Tensor) -> None:
         with self._recording(batch, []):
-            check_own(
+            refuse_reads_outside_layers(
+                self._loss,
                 self._at,
                 lambda shared: self._loss.batch(self._tensors() | shared, batch, y),
             )
@@ -139,7 +139,7 @@ class LayerwisePath:
             x: images of one attack, ``(images, *sample)``.
             y: their labels.
         """
-        if is_quiet(self._loss, self._tensors(), x, y):
+        if self._loss.is_quiet(self._tensors(), x, y):
             # Puts them in, to stay until ``holding`` ends.
             self._loss.batch(self._at.shared | self._at.fixed, x, y)
             self._settled = True

@@ -26,10 +26,9 @@ from leakwatch.derivatives.layers.modules import (
 )
 from leakwatch.derivatives.layers.update_operators import operator_of
 from leakwatch.derivatives.runtime import SampleLoss, Weights
-from leakwatch.derivatives.runtime.quiet import is_quiet
 from leakwatch.derivatives.safe_ops.pointwise import Lean
 from leakwatch.derivatives.safe_ops.substitutes import Substitutes, substituting
-from leakwatch.derivatives.verification.elsewhere import check_own
+from leakwatch.derivatives.verification import refuse_reads_outside_layers
 
 __all__ = ["LayeredPath"]
 
@@ -109,7 +108,8 @@ class LayeredPath:
     @substituting
     def _check(self, nodes: Sequence[Placed], batch: Tensor, y: Tensor) -> None:
         with self._recording(nodes, []):
-            check_own(
+            refuse_reads_outside_layers(
+                self._loss,
                 self.at,
                 lambda shared: self._loss.batch(self._tensors() | shared, batch, y),
             )
@@ -125,7 +125,7 @@ class LayeredPath:
             x: images of one attack, ``(images, *sample)``.
             y: their labels.
         """
-        if is_quiet(self._loss, self._tensors(), x, y):
+        if self._loss.is_quiet(self._tensors(), x, y):
             # Puts them in, to stay until ``holding`` ends.
             self._loss.batch(self._tensors(), x, y)
             self._settled = True

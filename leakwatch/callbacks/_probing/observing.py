@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, final
 
-import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
+from leakwatch.derivatives.runtime.restore import Snapshot
 from leakwatch.derivatives.runtime.rng_and_precision import (
     isolated_rng,
     plain_arithmetic,
@@ -73,14 +71,13 @@ def observing(module: nn.Module) -> Iterator[None]:
     kinds = [tensor.device.type for _, tensor in tensors]
     device_type = next((kind for kind in kinds if kind != "cpu"), "cpu")
     with isolated_rng(), plain_arithmetic(device_type):
-        snapshot = _Snapshot(module)
+        before = Snapshot(module)
         try:
-            snapshot.set_gradients_aside()
+            before.set_gradients_aside()
             _mute(module)
             yield
         finally:
-            with torch.no_grad():
-                snapshot.restore()
+            before.restore()
 
 
 def _mute(module: nn.Module) -> None:
@@ -95,119 +92,3 @@ def _mute(module: nn.Module) -> None:
 
 def _ignore(*_: object, **__: object) -> None:
     """Stands in for ``log`` and ``log_dict``."""
-
-
-@final
-class _Snapshot:
-    """What a module and everything reachable from it through containers holds."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._modes: list[tuple[nn.Module, bool]] = []
-        self._contents: list[tuple[Any, list[Any]]] = []
-        self._values: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._parameters: list[tuple[nn.Parameter, Tensor, Tensor | None, bool]] = []
-        seen: dict[int, Any] = {}
-        waiting: list[Any] = [module]
-        while waiting:
-            item = waiting.pop()
-            if not isinstance(item, _FOLLOWED) or id(item) in seen:
-                continue
-            seen[id(item)] = item
-            if isinstance(item, nn.Module):
-                self._modes.append((item, item.training))
-                waiting.append(vars(item))
-                # Scripted modules keep these outside of their `__dict__`.
-                waiting.extend(item.children())
-                waiting.extend(item.parameters(recurse=False))
-                waiting.extend(item.buffers(recurse=False))
-            elif isinstance(item, nn.Parameter):
-                self._parameters.append(
-                    (item, item.data, item.grad, item.requires_grad)
-                )
-            elif isinstance(item, Tensor):
-                if _copyable(item):
-                    self._values.append((item, item.data, item.detach().clone()))
-            elif isinstance(item, dict):
-                self._contents.append((item, list(item.items())))
-                waiting.extend(item.values())
-            else:
-                if not isinstance(item, tuple):
-                    self._contents.append((item, list(item)))
-                waiting.extend(item)
-
-    def set_gradients_aside(self) -> None:
-        for parameter, *_ in self._parameters:
-            parameter.grad = None
-
-    def restore(self) -> None:
-        for container, contents in self._contents:
-            _refill(container, contents)
-        for module, training in self._modes:
-            if module.training is not training:
-                module.training = training
-        for tensor, storage, values in self._values:
-            _reattach(tensor, storage)
-            storage.copy_(values)
-        for parameter, storage, grad, requires_grad in self._parameters:
-            _reattach(parameter, storage)
-            parameter.requires_grad_(requires_grad)
-            if parameter.grad is not grad:
-                parameter.grad = grad
-
-
-_FOLLOWED = (nn.Module, Tensor, dict, list, set, deque, tuple)
-
-
-def _copyable(tensor: Tensor) -> bool:
-    """Whether a forward pass could write into this tensor, and we could undo it.
-
-    Inference tensors can't be written outside of inference mode; expanded ones share
-    memory between elements and refuse every write.
-    """
-    if tensor.is_inference() or tensor.layout != torch.strided or tensor.is_nested:
-        return False
-    return all(
-        stride != 0 or size <= 1
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _reattach(tensor: Tensor, storage: Tensor) -> None:
-    """Undo an assignment to `tensor.data`, as `module.double()` makes."""
-    if storage.layout != torch.strided:
-        return
-    same = (
-        tensor.dtype == storage.dtype
-        and tensor.device == storage.device
-        and tensor.shape == storage.shape
-        and tensor.stride() == storage.stride()
-        and tensor.data_ptr() == storage.data_ptr()
-    )
-    if not same:
-        tensor.data = storage
-
-
-def _refill(container: Any, contents: list[Any]) -> None:
-    """Put the contents back; a container that still holds them is not written to."""
-    if isinstance(container, dict):
-        now = list(container.items())
-        same = len(now) == len(contents) and all(
-            key is old_key and value is old_value
-            for (key, value), (old_key, old_value) in zip(now, contents, strict=True)
-        )
-        if not same:
-            container.clear()
-            container.update(contents)
-        return
-    items = list(container)
-    if len(items) == len(contents) and all(map(_is, items, contents)):
-        return
-    container.clear()
-    if isinstance(container, set):
-        container.update(contents)
-    else:
-        container.extend(contents)
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from leakwatch.derivatives.layers.convolutions import Convolution, GroupedConvolution
 from leakwatch.derivatives.layers.kernels import Affine, Kernel, Linear
 from leakwatch.derivatives.runtime import SampleLoss, Weights
+from leakwatch.derivatives.runtime.modules import NotLayerwiseError, readable
 from leakwatch.derivatives.safe_ops.convolution import ConstantConvolution
 
 __all__ = [
@@ -24,16 +25,11 @@ __all__ = [
     "check_every_layer_known",
     "known_layers",
     "layouts",
-    "readable",
 ]
 
 Layout: TypeAlias = Literal["channels_last", "contiguous"]
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-class NotLayerwiseError(RuntimeError):
-    """The network's shared parameters don't all belong to layers that are known."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +131,6 @@ def check_every_layer_known(layers: Sequence[Layer], at: Weights) -> None:
             f"{readable(missing)} belong to no linear, convolution or normalisation "
             f"layer of their own"
         )
-
-
-def readable(names: Iterable[str]) -> str:
-    """Names of parameters as the network's owner knows them, for a sentence."""
-    return ", ".join(sorted(name.removeprefix("module.") for name in names))
 
 
 def _made(

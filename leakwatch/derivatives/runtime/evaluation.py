@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leakwatch.derivatives.runtime.modules import underlying
-from leakwatch.derivatives.runtime.restore import Attributes, members, restore
+from leakwatch.derivatives.runtime.restore import Snapshot
 from leakwatch.derivatives.runtime.rng_and_precision import (
     isolated_rng,
     plain_arithmetic,
@@ -84,21 +84,16 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
         root: the module.
         dtype: also cast plain tensor attributes to this.
     """
-    swapped: list[tuple[nn.Module, str, nn.Module]] = []
-    kept: list[Attributes] = []
-    hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-    tensors = members(root)
+    # The numbers too: who calls the module itself may have its forward write into it.
+    before = Snapshot(root, tensors=dtype is not None)
     try:
         for parent in list(root.modules()):
             for name, child in list(parent._modules.items()):
                 if child is not None and underlying(child) is not child:
-                    swapped.append((parent, name, child))
                     parent._modules[name] = underlying(child)
-        kept.append(Attributes(root))
         for m in root.modules():
             for registry in (getattr(m, kind) for kind in _HOOKS):
-                hooks.append((registry, dict(registry)))
-                for key, hook in hooks[-1][1].items():
+                for key, hook in list(registry.items()):
                     if watches(hook):
                         del registry[key]
             m.training = False
@@ -109,12 +104,7 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
                     m.__dict__[name] = _cast(value.detach(), dtype)
         yield
     finally:
-        for attributes in kept:
-            attributes.put_back()
-        restore(tensors)
-        restore(hooks)
-        for parent, name, child in reversed(swapped):
-            parent._modules[name] = child
+        before.restore()
 
 
 def _eager() -> AbstractContextManager[object]:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["UnsupportedModuleError", "check_module", "underlying"]
+__all__ = [
+    "NotLayerwiseError",
+    "UnsupportedModuleError",
+    "check_module",
+    "readable",
+    "underlying",
+]
 
 
 class UnsupportedModuleError(RuntimeError):
     """A module whose gradient can't be differentiated in the input, and why."""
+
+
+class NotLayerwiseError(RuntimeError):
+    """Not all uses of a network's shared parameters are in layers that are known."""
+
+
+def readable(names: Iterable[str]) -> str:
+    """Names of parameters as the network's owner knows them, for a sentence."""
+    return ", ".join(sorted(name.removeprefix("module.") for name in names))
 
 
 def underlying(module: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from leakwatch.derivatives.runtime.restore import Attributes, members, restore
+from leakwatch.derivatives.runtime.restore import Snapshot
 from leakwatch.derivatives.runtime.weight_caches import Caches
 
 __all__ = ["Criterion", "PlainTensors", "SampleLoss", "Weights"]
@@ -89,14 +89,14 @@ class SampleLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The losses of a batch; whatever it does to plain attributes is undone."""
-        kept = Attributes(self)
+        before = Snapshot(self, tensors=False)
         self.caches.empty()
         self.tensors.copy(self.module)
         try:
             loss: object = self.criterion(self.module, x, y)
         finally:
             self.caches.look()
-            kept.put_back()
+            before.restore()
         if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
             given = (
                 f"shape {tuple(loss.shape)}"
@@ -133,20 +133,55 @@ class SampleLoss(nn.Module):
         Not by ``torch.func.functional_call``: in Torch 2.14 that leaves the replaced
         tensors behind in a submodule that is registered under two names.
         """
-        before = members(self)
         names = {
             id(t): name for name, t in (*self.named_buffers(), *self.named_parameters())
         }
+        own = [
+            (registry, key, t)
+            for m in self.modules()
+            for registry in (m._parameters, m._buffers)
+            for key, t in registry.items()
+            if t is not None and names[id(t)] in tensors
+        ]
+        for registry, key, t in own:
+            registry[key] = tensors[names[id(t)]]  # type: ignore[assignment]
         try:
-            for space, own in before:
-                for key, t in own.items():
-                    if t is not None and names[id(t)] in tensors:
-                        space[key] = tensors[names[id(t)]]
             loss: Tensor = self(x, y)
             return loss
         finally:
             if not self._holds:
-                restore(before)
+                for registry, key, t in own:
+                    registry[key] = t  # type: ignore[assignment]
+
+    def is_quiet(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> bool:
+        """Whether a forward leaves its module as it was, seen by running one.
+
+        Args:
+            tensors: all weights, by name.
+            x: network inputs.
+            y: labels.
+
+        Returns:
+            ``True`` if the criterion may be called again and again without putting
+            anything back in between.
+        """
+        criterion = self.criterion
+        if isinstance(criterion, nn.Module):
+            return False
+        quiet: list[bool] = []
+
+        def watched(module: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
+            before = Snapshot(module)
+            loss = criterion(module, xs, ys)
+            quiet.append(before.holds())
+            return loss
+
+        self.criterion = watched
+        try:
+            self.batch(tensors, x, y)
+        finally:
+            self.criterion = criterion
+        return quiet == [True]
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -154,10 +189,10 @@ class SampleLoss(nn.Module):
 
         Checkpointed parts of a forward run again during the backward pass.
         """
-        before, held = members(self), self._holds
+        before, held = Snapshot(self, tensors=False), self._holds
         self._holds = True
         try:
             yield
         finally:
             self._holds = held
-            restore(before)
+            before.restore()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from leakwatch.derivatives.verification.forward_watch import refuse_stray_reads
+from leakwatch.derivatives.verification.forward_watch import (
+    refuse_reads_outside_layers,
+    refuse_stray_reads,
+)
 from leakwatch.derivatives.verification.verify import Path, examine
 
-__all__ = ["Path", "examine", "refuse_stray_reads"]
+__all__ = ["Path", "examine", "refuse_reads_outside_layers", "refuse_stray_reads"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from leakwatch.derivatives.runtime import SampleLoss, UnsupportedModuleError, Weights
+from leakwatch.derivatives.runtime.modules import NotLayerwiseError, readable
 
-__all__ = ["ForwardWatch", "RunningModules", "refuse_stray_reads", "watch_forward"]
+__all__ = [
+    "ForwardWatch",
+    "RunningModules",
+    "refuse_reads_outside_layers",
+    "refuse_stray_reads",
+    "watch_forward",
+]
+
+_LOOK = torch.ops.aten._local_scalar_dense
 
 
 class RunningModules:
@@ -59,17 +68,44 @@ class RunningModules:
                 handle.remove()
 
 
+@final
 class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of a forward, below autograd and all transforms."""
+    """Sees every operation of a forward, below autograd and all transforms.
 
-    def __init__(self, loss: SampleLoss, dtype: torch.dtype) -> None:
+    Args:
+        loss: module and criterion.
+        dtype: the arithmetic.
+        placed: tensors that stand for weights, by name.
+
+    Attributes:
+        operations: name of each operation → the submodule that was first to use it.
+        written: names of the tensors, neither parameters nor buffers, that were
+            written into.
+        read: names of the placed tensors, and of views of them, that were used.
+        looks: whether a number was looked at (``.item()``, a condition).
+        lower: lower precision → the submodule that was first to convert to it.
+
+    Raises:
+        UnsupportedModuleError: inside, if a parameter of the module itself is read, in
+            whose place another tensor should have been found.
+    """
+
+    def __init__(
+        self,
+        loss: SampleLoss,
+        dtype: torch.dtype,
+        placed: Mapping[str, Tensor] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.name = type(loss.module).__name__
         self.modules = RunningModules(loss.module)
         self.dtype = dtype
         self.live = {id(p): n for n, p in loss.named_parameters() if p.requires_grad}
+        self._placed = {_address(t): n for n, t in (placed or {}).items() if t.numel()}
         self.plain = loss.tensors
         self.written: set[str] = set()
+        self.read: set[str] = set()
+        self.looks = False
         self.operations: dict[str, str] = {}
         self.lower: dict[torch.dtype, str] = {}
 
@@ -78,6 +114,7 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         self.operations.setdefault(func.overloadpacket.__name__, self.modules.here)
+        self.looks |= func.overloadpacket is _LOOK
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         for t in given:
             if id(t) in self.live:
@@ -88,6 +125,8 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     f"so its gradient would come out incomplete. Read it where it is "
                     f"registered, as in module.{name}."
                 )
+            if self._placed and _has_numbers(t) and _address(t) in self._placed:
+                self.read.add(self._placed[_address(t)])
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
         for argument in func._schema.arguments:
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -109,8 +148,8 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _note_write(self, t: object) -> None:
-        if isinstance(t, Tensor) and t.layout == torch.strided and t.numel() > 0:
-            name = (self.plain.addresses or {}).get(t.untyped_storage().data_ptr())
+        if isinstance(t, Tensor) and _has_numbers(t):
+            name = (self.plain.addresses or {}).get(_address(t))
             if name is not None:
                 self.written.add(name)
 
@@ -179,3 +218,46 @@ def refuse_stray_reads(loss: SampleLoss, at: Weights, x: Tensor, y: Tensor) -> N
         raise
     except Exception:
         return
+
+
+def refuse_reads_outside_layers(
+    loss: SampleLoss, at: Weights, run: Callable[[dict[str, Tensor]], object]
+) -> None:
+    """Refuses a network that does more than its layers, where nobody follows it.
+
+    Weights that are used outside their layers, a penalty in the criterion or a norm
+    without a gradient, may change values by less than a comparison sees, or only at
+    other weights. A forward that looks at a number can take another way for other
+    images, and then all images of a batch take it.
+
+    Args:
+        loss: module and criterion, under evaluation, with the layers replaced.
+        at: its weights.
+        run: evaluates some images with the given tensors in place of the shared
+            parameters, by name.
+
+    Raises:
+        NotLayerwiseError: names the weights.
+    """
+    placed = {name: p.detach().clone() for name, p in at.shared.items()}
+    watch = ForwardWatch(loss, torch.float64, placed)
+    with watch:
+        run({name: p.requires_grad_() for name, p in placed.items()})
+    if watch.read:
+        raise NotLayerwiseError(
+            f"the loss uses {readable(watch.read)} outside their layers too"
+        )
+    if watch.looks:
+        raise NotLayerwiseError(
+            "the forward looks at numbers (.item(), or a tensor as a condition), so "
+            "that images of one batch could not take different ways"
+        )
+
+
+def _has_numbers(t: Tensor) -> bool:
+    return t.layout == torch.strided and t.numel() > 0
+
+
+def _address(t: Tensor) -> int:
+    # Of the storage: views and what was detached stand for the same numbers.
+    return t.untyped_storage().data_ptr()

@@ -16,7 +16,6 @@ from leakwatch.attacks.matching.selection import known
 from leakwatch.derivatives.layers.modules import Layout, NotLayerwiseError
 from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.runtime import SampleLoss, evaluating
-from leakwatch.derivatives.runtime.quiet import is_quiet
 
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
 
@@ -271,7 +270,7 @@ def test_a_forward_that_writes_is_not_quiet_and_left_as_it_was() -> None:
         loss = SampleLoss(module, classification_criterion)
         with evaluating(loss, "cpu", torch.float64) as at:
             tensors = at.shared | {k: t.clone() for k, t in at.fixed.items()}
-            assert is_quiet(loss, tensors, x, y) == (how == "nothing")
+            assert loss.is_quiet(tensors, x, y) == (how == "nothing")
             assert loss.criterion is classification_criterion
         assert (module.count, module.kept, float(module.plain)) == (0, [1], 0.0)
         assert not module.total.any()
