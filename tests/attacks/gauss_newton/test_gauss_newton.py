@@ -10,6 +10,7 @@ from cases import DEVICES
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import leakwatch
 from leakwatch.attacks import Reconstruction, SharedGradient, Start
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
@@ -326,3 +327,26 @@ def test_gauss_newton_without_an_easier_problem_on_any_device(
         restarts=1,
     )
     assert found.images.device.type == device
+
+
+@pytest.mark.parametrize("preset", ["gauss-newton", "combined"])
+def test_what_a_forward_writes_is_not_left_in_the_network(preset: str) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            self.register_buffer("total", torch.zeros(3))
+            self.plain, self.calls = torch.zeros(1), [0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total += 1
+            self.plain.add_(1)
+            self.calls.append(1)
+            return self.fc(x.flatten(1))
+
+    module = Counting()
+    x, y = torch.rand(2, 1, 2, 3), torch.tensor([0, 1])
+    leakwatch.attack(module, x, y, preset, steps=2)
+    assert not module.total.any()
+    assert not module.plain.any()
+    assert module.calls == [0]
