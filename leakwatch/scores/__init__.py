@@ -2,7 +2,7 @@
 
 from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
 from leakwatch.scores.api import evaluate, score
-from leakwatch.scores.measure.sample_spectrum import Evidence
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import Score, available, get, groups, register, resolve
 from leakwatch.scores.result import ScoreResult, Value
 from leakwatch.scores.settings import Settings
@@ -13,7 +13,7 @@ from leakwatch.status import STATUS_WORDS, Status
 
 __all__ = [
     "STATUS_WORDS",
-    "Evidence",
+    "SampleSpectrum",
     "Score",
     "ScoreResult",
     "Settings",

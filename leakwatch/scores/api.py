@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
-from leakwatch.scores.measure.batches import collect
+from leakwatch.scores.batches import score_samples
+from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.plan import (
     DEFAULT_PRODUCTS,
     Plan,
@@ -203,28 +204,24 @@ def evaluate(
         raise ValueError("there is no sample to score: the batch is empty.")
     _check_noise(scores, settings, delta)
     _check_shapes(gradients, x, settings, delta)
-    chosen = plan(
-        scores,
+    inputs = ScoreInputs(
         gradients,
         x,
         y,
+        input_scale=input_scale,
+        offset=None if offset is None else offset.to(x.device).double(),
+        delta=None if delta is None else delta.detach().to(x.device),
+    )
+    chosen = plan(
+        [s.needs for s in scores],
+        inputs,
         solver=solver,
         max_memory=max_memory,
         products=products,
         eigenvectors=delta is not None or settings.prior_covariance is not None,
     )
     _check_path(settings, chosen, delta)
-    rows = collect(
-        gradients,
-        x,
-        y,
-        scores,
-        settings,
-        chosen,
-        input_scale=input_scale,
-        offset=None if offset is None else offset.to(x.device).double(),
-        delta=None if delta is None else delta.detach().to(x.device),
-    )
+    rows = score_samples(inputs, scores, settings, chosen)
     spectra = None
     if chosen.solver == "exact":
         lost = torch.full((x[0].numel(),), math.nan, dtype=torch.float64)

@@ -13,101 +13,83 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from leakwatch.scores.i2f import psnr
-from leakwatch.scores.measure.channel_sums import (
-    sampled_bits,
-    sampled_error,
-    sampled_noise,
-)
 from leakwatch.scores.measure.gaussian_channel import (
     channel,
     error_for_given,
+    information,
+    mean_error,
     noise_for_squared_error,
+    sampled_noise_for,
 )
-from leakwatch.scores.measure.sample_spectrum import Evidence
+from leakwatch.scores.measure.plan import Need
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.norms import root
-from leakwatch.scores.registry import Direction, Need, Score, register
+from leakwatch.scores.registry import Direction, Score, register
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
 
-def i2f_bayes(evidence: Evidence, settings: Settings) -> Value:
+def i2f_bayes(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """√Σ s²R²/(s²+λ_iR²), the error of the best estimator, in pixel units.
 
     For one given δ its error vector is, along u_i,
     (R² u_iᵀJᵀδ − s² u_iᵀ(x−μ))/(s² + λ_iR²). With a full prior covariance C:
     √tr (C⁻¹ + H/s²)⁻¹.
     """
-    found, s = channel(evidence, settings), settings.noise_std
-    if s is not None and evidence.sums is not None:
-        return sampled_error(evidence, settings, s)
-    if found is None:
-        return evidence.no_spectrum()
-    if s is None:
+    if settings.noise_std is None:
         return _NO_NOISE
-    if evidence.pulled is not None:
-        return error_for_given(evidence, settings, found, s)
-    return found.judged(lambda gain: math.sqrt(found.squared_error(gain, s)))
+    if spectrum.pulled is not None:
+        return error_for_given(spectrum, settings, settings.noise_std)
+    return mean_error(spectrum, settings, settings.noise_std)
 
 
-def i2f_bayes_psnr(evidence: Evidence, settings: Settings) -> Value:
+def i2f_bayes_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Predicted PSNR of the best estimator with a Gaussian prior."""
-    return psnr(i2f_bayes(evidence, settings), evidence.d_x, settings.data_range)
+    return psnr(i2f_bayes(spectrum, settings), spectrum.d_x, settings.data_range)
 
 
-def leaked_bits(evidence: Evidence, settings: Settings) -> Value:
+def leaked_bits(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """½ Σ log₂(1 + λ_iR²/s²), information about the image in its noisy gradient.
 
     With a full prior covariance C: ½ log₂ det(I + CH/s²).
     """
-    found, s = channel(evidence, settings), settings.noise_std
-    if s is not None and evidence.sums is not None:
-        return sampled_bits(evidence, settings, s)
-    if found is None:
-        return evidence.no_spectrum()
-    if s is None:
+    if settings.noise_std is None:
         return _NO_NOISE
-
-    def bits(gain: Tensor) -> float:
-        return float(torch.log1p(gain / s**2).sum()) / (2 * math.log(2))
-
-    return found.judged(bits)
+    return information(spectrum, settings, settings.noise_std)
 
 
-def fisher_information_loss(evidence: Evidence, settings: Settings) -> Value:
+def fisher_information_loss(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """√λ_1/s (Hannun, Guo & van der Maaten 2021)."""
     if settings.noise_std is None:
         return _NO_NOISE
-    top = root(evidence.lambda_max)
+    top = root(spectrum.lambda_max)
     return Value(top.number / settings.noise_std, top.status)
 
 
-def noise_std_for_psnr(evidence: Evidence, settings: Settings) -> Value:
+def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """The s at which i2f_bayes, averaged over the noise, predicts ``target_psnr``.
 
     Zero when the sample is below the target without noise; undefined when the prior
     alone already gives a better picture than the target.
     """
-    found = channel(evidence, settings)
-    if found is None and evidence.sums is None:
-        return evidence.no_spectrum()
-    wanted = evidence.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
-    alone = evidence.d_x * settings.prior_std**2
-    if found is not None:
-        alone = float(found.weight.sum())
+    whole = channel(spectrum, settings)
+    if whole is None and spectrum.sums is None:
+        return spectrum.no_spectrum()
+    wanted = spectrum.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
+    alone = spectrum.d_x * settings.prior_std**2
+    if whole is not None:
+        alone = float(whole.weight.sum())
     if wanted >= alone:
-        best = 10 * math.log10(evidence.d_x * settings.data_range**2 / alone)
+        best = 10 * math.log10(spectrum.d_x * settings.data_range**2 / alone)
         return Value.without(
             "undefined",
             f"no noise pushes the prediction below {best:.1f} dB, which the mean image "
             f"alone reaches; ask for a target_psnr above that",
         )
-    if found is None:
-        return sampled_noise(evidence, settings, wanted)
-    return found.judged(lambda gain: noise_for_squared_error(found, gain, wanted))
+    if whole is None:
+        return sampled_noise_for(spectrum, settings, wanted)
+    return whole.judged(lambda gain: noise_for_squared_error(whole, gain, wanted))
 
 
 _NO_NOISE = Value.without(
@@ -116,7 +98,7 @@ _NO_NOISE = Value.without(
 
 
 def _score(
-    compute: Callable[[Evidence, Settings], Value],
+    compute: Callable[[SampleSpectrum, Settings], Value],
     needs: set[Need],
     unit: str,
     meaning: str,

@@ -16,14 +16,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakwatch.scores.measure.sample_spectrum import Evidence
+from leakwatch.scores.measure.plan import Need
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.norms import root
-from leakwatch.scores.registry import Direction, Need, Score, register
+from leakwatch.scores.registry import Direction, Score, register
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
 
-def i2f(evidence: Evidence, settings: Settings) -> Value:
+def i2f(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖(H+εI)⁻¹Jᵀδ‖ (Eq. 4, damped as in Sec. 4).
 
     For Gaussian δ: √(s² Σ λ_i/(λ_i+ε)²), which is Eq. 6 at ε = 0.
@@ -34,25 +35,25 @@ def i2f(evidence: Evidence, settings: Settings) -> Value:
     small for an image that can't be recovered; i2f_bayes counts them in full.
     """
     eps = settings.epsilon
-    if evidence.eigenvalues is None and evidence.sums is None:
-        return evidence.no_spectrum()
-    if evidence.lambda_max.number <= 0:
+    if spectrum.eigenvalues is None and spectrum.sums is None:
+        return spectrum.no_spectrum()
+    if spectrum.lambda_max.number <= 0:
         return _NO_JACOBIAN
-    if eps == 0 and evidence.rank < evidence.d_x:
+    if eps == 0 and spectrum.rank < spectrum.d_x:
         return Value.without(
             "undefined",
-            f"infinite: a gradient of {evidence.rank} entries can't determine "
-            f"{evidence.d_x} pixels; use i2f_bayes, or a damping epsilon",
+            f"infinite: a gradient of {spectrum.rank} entries can't determine "
+            f"{spectrum.d_x} pixels; use i2f_bayes, or a damping epsilon",
         )
-    if evidence.pulled is not None:
-        return _given(evidence, eps)
+    if spectrum.pulled is not None:
+        return _given(spectrum, eps)
     if settings.noise_std is None:
         return _NO_NOISE
     s = settings.noise_std
-    if evidence.eigenvalues is None:
-        return _from_sums(evidence, s, eps)
+    if spectrum.eigenvalues is None:
+        return _from_sums(spectrum, s, eps)
     # Single divisions: λ² leaves the range of float64 late in training.
-    return evidence.of_spectrum(
+    return spectrum.of_spectrum(
         lambda lam: _ratio(s * s, lam + eps) * _ratio(lam, lam + eps, at_zero=1.0),
         math.sqrt,
         _DIRECTIONS,
@@ -60,29 +61,29 @@ def i2f(evidence: Evidence, settings: Settings) -> Value:
     )
 
 
-def _from_sums(evidence: Evidence, s: float, eps: float) -> Value:
+def _from_sums(spectrum: SampleSpectrum, s: float, eps: float) -> Value:
     """√(s² Σ λ_i/(λ_i+ε)²) from random starts."""
     if eps > 0:
-        return evidence.of_sums(
+        return spectrum.of_sums(
             lambda lam: _ratio(s, lam + eps).square(),
             "i2f",
             transform=math.sqrt,
             moment=1,
         )
-    if evidence.lambda_min.status.word == "unresolved":
-        return evidence.lambda_min
-    return evidence.of_sums(lambda lam: _ratio(s * s, lam), "i2f", transform=math.sqrt)
+    if spectrum.lambda_min.status.word == "unresolved":
+        return spectrum.lambda_min
+    return spectrum.of_sums(lambda lam: _ratio(s * s, lam), "i2f", transform=math.sqrt)
 
 
-def _given(evidence: Evidence, eps: float) -> Value:
+def _given(spectrum: SampleSpectrum, eps: float) -> Value:
     """‖(H+εI)⁻¹Jᵀδ‖ for the δ at hand."""
-    if evidence.eigenvalues is None:
-        return evidence.of_solution(evidence.inverted, eps)
-    if evidence.eigenvectors is None or evidence.pulled is None:
-        return evidence.no_spectrum()
-    c = (evidence.eigenvectors.T @ evidence.pulled).abs()
-    error = evidence.pulled_error
-    return evidence.of_spectrum(
+    if spectrum.eigenvalues is None:
+        return spectrum.of_solution(spectrum.inverted, eps)
+    if spectrum.eigenvectors is None or spectrum.pulled is None:
+        return spectrum.no_spectrum()
+    c = (spectrum.eigenvectors.T @ spectrum.pulled).abs()
+    error = spectrum.pulled_error
+    return spectrum.of_spectrum(
         lambda lam: _ratio(c, lam + eps).square(),
         math.sqrt,
         _DIRECTIONS,
@@ -91,13 +92,13 @@ def _given(evidence: Evidence, eps: float) -> Value:
     )
 
 
-def i2f_lb(evidence: Evidence, settings: Settings) -> Value:
+def i2f_lb(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖Jᵀδ‖/λ_1, the lower bound of I²F (Eq. 5).
 
     For Gaussian δ: s √Σλ_i / λ_1, the root mean square of that bound.
     """
-    top = evidence.lambda_max
-    nom = i2f_nom(evidence, settings)
+    top = spectrum.lambda_max
+    nom = i2f_nom(spectrum, settings)
     for part in (top, nom):
         if not part.status.usable:
             return Value(math.nan, part.status)
@@ -106,19 +107,19 @@ def i2f_lb(evidence: Evidence, settings: Settings) -> Value:
     return Value(nom.number / top.number, nom.status)
 
 
-def i2f_nom(evidence: Evidence, settings: Settings) -> Value:
+def i2f_nom(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖Jᵀδ‖, the numerator of the lower bound (Sec. 4); Gaussian: s √Σλ_i."""
-    if evidence.pulled is not None:
-        return Value(float(evidence.pulled.norm()))
+    if spectrum.pulled is not None:
+        return Value(float(spectrum.pulled.norm()))
     if settings.noise_std is None:
         return _NO_NOISE
-    size = root(evidence.trace)
+    size = root(spectrum.trace)
     return Value(settings.noise_std * size.number, size.status)
 
 
-def i2f_psnr(evidence: Evidence, settings: Settings) -> Value:
+def i2f_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Predicted PSNR of the attack: RMSE = i2f/√d_x against the data range."""
-    return psnr(i2f(evidence, settings), evidence.d_x, settings.data_range)
+    return psnr(i2f(spectrum, settings), spectrum.d_x, settings.data_range)
 
 
 def psnr(error: Value, d_x: int, data_range: float) -> Value:
@@ -166,7 +167,7 @@ def _ratio(
 
 
 def _score(
-    compute: Callable[[Evidence, Settings], Value],
+    compute: Callable[[SampleSpectrum, Settings], Value],
     needs: set[Need],
     unit: str,
     meaning: str,

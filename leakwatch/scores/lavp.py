@@ -11,36 +11,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from leakwatch.scores.measure.sample_spectrum import Evidence
-from leakwatch.scores.registry import Need, Score, register
+from leakwatch.scores.measure.plan import Need
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
+from leakwatch.scores.registry import Score, register
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 from leakwatch.status import OK
 
 
-def lavp_l2_max(evidence: Evidence, settings: Settings) -> Value:
+def lavp_l2_max(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """λ_1 of H = JᵀJ (Theorem 3)."""
-    return evidence.lambda_max
+    return spectrum.lambda_max
 
 
-def lavp_l2_min(evidence: Evidence, settings: Settings) -> Value:
+def lavp_l2_min(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """λ_{d_x} of H = JᵀJ (Theorem 3)."""
-    return evidence.lambda_min
+    return spectrum.lambda_min
 
 
-def lavp_cos_max(evidence: Evidence, settings: Settings) -> Value:
+def lavp_cos_max(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Largest eigenvalue of Jᵀ(I − ĝĝᵀ)J/‖g‖² (Theorem 4)."""
-    return evidence.cos_max
+    return spectrum.cos_max
 
 
-def lavp_cos_min(evidence: Evidence, settings: Settings) -> Value:
+def lavp_cos_min(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Smallest eigenvalue of Jᵀ(I − ĝĝᵀ)J/‖g‖² (Theorem 4)."""
-    return evidence.cos_min
+    return spectrum.cos_min
 
 
-def lavp_fusion(evidence: Evidence, settings: Settings) -> Value:
+def lavp_fusion(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """√(lavp_l2_max · lavp_cos_min), the loss-agnostic score (Table 3)."""
-    parts = (evidence.lambda_max, evidence.cos_min)
+    parts = (spectrum.lambda_max, spectrum.cos_min)
     # Of two statuses the worse holds: first one without a number, then an estimate.
     status = OK
     for part in sorted(parts, key=lambda value: value.status.usable):
@@ -52,7 +53,7 @@ def lavp_fusion(evidence: Evidence, settings: Settings) -> Value:
 
 
 def _score(
-    compute: Callable[[Evidence, Settings], Value],
+    compute: Callable[[SampleSpectrum, Settings], Value],
     needs: set[Need],
     unit: str,
     meaning: str,

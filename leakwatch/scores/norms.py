@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 
-from leakwatch.scores.measure.sample_spectrum import Evidence
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import Score, register
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
 
-def grad_norm(evidence: Evidence, settings: Settings) -> Value:
+def grad_norm(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖g‖, the norm of the sample's gradient."""
-    return evidence.grad_norm
+    return spectrum.grad_norm
 
 
-def loss(evidence: Evidence, settings: Settings) -> Value:
+def loss(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """The sample's own loss; a confident sample shares a small gradient."""
-    return evidence.loss
+    return spectrum.loss
 
 
-def jacobian_norm(evidence: Evidence, settings: Settings) -> Value:
+def jacobian_norm(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖J‖_F = √Σλ_i (Mo et al. 2021)."""
-    return root(evidence.trace)
+    return root(spectrum.trace)
 
 
 def root(value: Value) -> Value:

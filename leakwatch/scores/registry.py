@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias, final
 
-from leakwatch.scores.measure.sample_spectrum import Evidence
+from leakwatch.scores.measure.plan import Need
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
-#: What a score may need to be measured.
-Need: TypeAlias = Literal[
-    "lambda_max", "lambda_min", "cosine", "trace", "spectrum", "noise"
-]
 Direction: TypeAlias = Literal["higher = more exposed", "higher = less exposed"]
 
 
@@ -35,7 +32,7 @@ class Score:
     """
 
     name: str
-    compute: Callable[[Evidence, Settings], Value]
+    compute: Callable[[SampleSpectrum, Settings], Value]
     needs: frozenset[Need]
     unit: str
     direction: Direction

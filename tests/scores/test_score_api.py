@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from leakwatch.derivatives import GradientMap
 from leakwatch.scores import (
-    Evidence,
+    SampleSpectrum,
     Score,
     Settings,
     Value,
@@ -141,7 +141,7 @@ def test_place_and_group_of_a_sample_make_no_difference(
     options = {"noise_std": 1e-2, "dtype": torch.float64}
     delta = 1e-2 * torch.randn(5, 1510).double()
     whole = score(*small, ALL, delta=delta, **options)
-    monkeypatch.setattr("leakwatch.scores.measure.batches._GROUP_BYTES", 8 * 1510 * 2)
+    monkeypatch.setattr("leakwatch.scores.batches._GROUP_BYTES", 8 * 1510 * 2)
     parts = score(*small, ALL, delta=delta, **options)
     for name in ALL:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-12, atol=0)
@@ -189,12 +189,12 @@ def test_result_is_a_mapping(small: Small) -> None:
             ask("i2f")
 
 
-def condition(evidence: Evidence, settings: Settings) -> Value:
+def condition(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """λ_1/λ_min: a score that leakwatch does not have."""
     worse = min(
-        (evidence.lambda_max, evidence.lambda_min), key=lambda v: v.status.usable
+        (spectrum.lambda_max, spectrum.lambda_min), key=lambda v: v.status.usable
     )
-    return Value(evidence.lambda_max.number / evidence.lambda_min.number, worse.status)
+    return Value(spectrum.lambda_max.number / spectrum.lambda_min.number, worse.status)
 
 
 def own(name: str = "condition", compute=condition) -> Score:  # type: ignore[no-untyped-def]
@@ -223,10 +223,10 @@ def test_a_score_of_ones_own(small: Small) -> None:
 def test_a_score_that_misbehaves_spoils_only_itself(
     small: Small, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(evidence: Evidence, settings: Settings) -> Value:
+    def broken(spectrum: SampleSpectrum, settings: Settings) -> Value:
         raise KeyError("oh")
 
-    def infinite(evidence: Evidence, settings: Settings) -> Value:
+    def infinite(spectrum: SampleSpectrum, settings: Settings) -> Value:
         return Value(math.inf)
 
     scores = [own("broken", broken), own("infinite", infinite), "lavp_l2_max"]

@@ -21,7 +21,7 @@ SPECTRAL = [name for name in ALL if name not in ("grad_norm", "loss")]
 @pytest.fixture
 def few_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only the status counts, power iteration need not take its 50 products."""
-    monkeypatch.setattr("leakwatch.scores.measure.measure._POWER_ITERATIONS", 3)
+    monkeypatch.setattr("leakwatch.scores.measure.power_iteration.ITERATIONS", 3)
 
 
 def words(result: ScoreResult, sample: int) -> dict[str, str]:
@@ -352,7 +352,7 @@ def test_target_below_what_the_prior_gives() -> None:
 def test_power_sees_the_ends_only(
     small: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leakwatch.scores.measure.measure._POWER_ITERATIONS", 15)
+    monkeypatch.setattr("leakwatch.scores.measure.power_iteration.ITERATIONS", 15)
     net, x, y = small
     small = net, x[:2], y[:2]
     exact = score(*small, ALL, noise_std=1e-2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Formulas and statuses on evidence that is made up, where every digit is known."""
+"""Formulas and statuses on spectra that are made up, where every digit is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from leakwatch.scores import Evidence, Settings, Status, Value, get
+from leakwatch.scores import SampleSpectrum, Settings, Status, Value, get
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.measure.sample_spectrum import Precision
 from leakwatch.scores.result import judged
@@ -16,7 +16,7 @@ from leakwatch.status import STATUS_WORDS
 NAN = Value(math.nan, Status("undefined", "why not"))
 
 
-def evidence(eigenvalues: list[float] | None = None, **known: object) -> Evidence:
+def spectrum(eigenvalues: list[float] | None = None, **known: object) -> SampleSpectrum:
     lam = (
         None if eigenvalues is None else torch.tensor(eigenvalues, dtype=torch.float64)
     )
@@ -33,15 +33,15 @@ def evidence(eigenvalues: list[float] | None = None, **known: object) -> Evidenc
         "rank": 2 if lam is None else len(lam),
         **known,
     }
-    return Evidence(**fields)  # type: ignore[arg-type]
+    return SampleSpectrum(**fields)  # type: ignore[arg-type]
 
 
-def value(name: str, known: Evidence, **settings: float) -> Value:
+def value(name: str, known: SampleSpectrum, **settings: float) -> Value:
     return get(name).compute(known, Settings(**{"noise_std": 0.5, **settings}))  # type: ignore[arg-type]
 
 
 def test_by_hand() -> None:
-    known = evidence([4.0, 1.0])
+    known = spectrum([4.0, 1.0])
     assert value("i2f", known).number == pytest.approx(0.5 * math.sqrt(1.25))
     assert value("i2f", known, epsilon=1.0).number == pytest.approx(
         0.5 * math.sqrt(4 / 25 + 1 / 4)
@@ -60,17 +60,17 @@ def test_by_hand() -> None:
 
 
 def test_lower_bound_is_below_the_exact_score() -> None:
-    known = evidence([4.0, 1.0, 1e-3])
+    known = spectrum([4.0, 1.0, 1e-3])
     assert value("i2f_lb", known).number < value("i2f", known).number
 
 
 def test_fusion_takes_the_worse_status() -> None:
     rough = Value(4.0, Status("estimated", "roughly"))
     bound = Value(4.0, Status("not converged", "a bound"))
-    assert value("lavp_fusion", evidence(lambda_max=rough)).status.reason == "roughly"
-    assert value("lavp_fusion", evidence(lambda_max=rough, cos_min=NAN)) == NAN
-    assert value("lavp_fusion", evidence(lambda_max=NAN, cos_min=rough)) == NAN
-    fused = value("lavp_fusion", evidence(lambda_max=bound))
+    assert value("lavp_fusion", spectrum(lambda_max=rough)).status.reason == "roughly"
+    assert value("lavp_fusion", spectrum(lambda_max=rough, cos_min=NAN)) == NAN
+    assert value("lavp_fusion", spectrum(lambda_max=NAN, cos_min=rough)) == NAN
+    fused = value("lavp_fusion", spectrum(lambda_max=bound))
     assert math.isnan(fused.number)
     assert fused.status.word == "not converged"
 
@@ -78,8 +78,8 @@ def test_fusion_takes_the_worse_status() -> None:
 def test_lower_bound_takes_the_worse_status() -> None:
     rough = Value(4.0, Status("estimated", "roughly"))
     bound = Value(4.0, Status("not converged", "a bound"))
-    assert value("i2f_lb", evidence(trace=rough)).status.word == "estimated"
-    for known in (evidence(lambda_max=bound), evidence(lambda_max=bound, trace=rough)):
+    assert value("i2f_lb", spectrum(trace=rough)).status.word == "estimated"
+    for known in (spectrum(lambda_max=bound), spectrum(lambda_max=bound, trace=rough)):
         result = value("i2f_lb", known)
         assert math.isnan(result.number)
         assert result.status.word == "not converged"
@@ -124,7 +124,7 @@ def test_precision_bounds_contain_what_rounding_does() -> None:
         )
         true = torch.linalg.svdvals(j).square()
         got = torch.linalg.eigvalsh(noisy.T @ noisy).flip(0).clamp_min(0)
-        low, high = Precision.of(float(got[0]), 12, eps).bounds(got, 12)
+        low, high = Precision.of_matrix(float(got[0]), 12, eps).bounds(got, 12)
         assert bool(((low <= true) & (true <= high)).all())
 
 
@@ -136,7 +136,7 @@ def test_bounds_are_exact_where_dimension_says_zero() -> None:
 
 
 def test_an_unresolved_eigenvalue_matters_only_to_scores_that_see_it() -> None:
-    known = evidence([4.0, 1e-9], precision=Precision(absolute=1e-6))
+    known = spectrum([4.0, 1e-9], precision=Precision(absolute=1e-6))
     assert value("i2f", known).status.word == "unresolved"
     assert value("i2f", known, epsilon=1e-2).status.word == "ok"
     assert value("i2f_bayes", known).status.word == "ok"
@@ -152,13 +152,13 @@ def test_an_unresolved_eigenvalue_matters_only_to_scores_that_see_it() -> None:
 def test_damping_between_the_bounds_of_an_eigenvalue() -> None:
     """λ/(λ+ε)² is largest at λ = ε, which both ends of the interval may miss."""
     # Ends that add 2 % to the sum, and a maximum between them that multiplies it.
-    known = evidence([4.0] * 1000 + [0.0], precision=Precision(absolute=0.1))
+    known = spectrum([4.0] * 1000 + [0.0], precision=Precision(absolute=0.1))
     assert value("i2f", known, epsilon=1e-4).status.word == "unresolved"
     assert value("i2f", known, epsilon=1.0).status.word == "ok"
 
 
 def test_tiny_eigenvalues_do_not_underflow() -> None:
-    known = evidence([1e-200, 1e-210])
+    known = spectrum([1e-200, 1e-210])
     expected = 0.5 * math.sqrt(1e200 + 1e210)
     assert value("i2f", known).number == pytest.approx(expected)
     # Damping between the two: λ/(λ+ε)² is 1/λ for one and λ/ε² for the other.

@@ -17,9 +17,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.scores.measure.influence_path import InfluencePath
-from leakwatch.scores.measure.sample_spectrum import Evidence
-from leakwatch.scores.result import ACCURATE, USABLE, Value, judged
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
+from leakwatch.scores.result import (
+    ACCURATE,
+    REMEDY,
+    USABLE,
+    Value,
+    from_probes,
+    judged,
+)
 from leakwatch.scores.settings import Settings
+from leakwatch.spectrum import Estimate
 from leakwatch.status import Status
 
 _WHAT = "the directions that the gradient shows least matter here, and they"
@@ -62,43 +70,43 @@ def posterior(gain: Tensor, noise_std: float) -> Tensor:
     return noise_std**2 / (noise_std**2 + gain)
 
 
-def channel(evidence: Evidence, settings: Settings) -> Channel | None:
+def channel(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
     """The channel of one sample; ``None`` without the spectrum that it needs.
 
     Args:
-        evidence: of the sample.
+        spectrum: of the sample.
         settings: the prior.
     """
-    if "channel" not in evidence.memo:
+    if "channel" not in spectrum.memo:
         build = _isotropic if settings.prior_covariance is None else _correlated
-        evidence.memo["channel"] = build(evidence, settings)
-    made: Channel | None = evidence.memo["channel"]
+        spectrum.memo["channel"] = build(spectrum, settings)
+    made: Channel | None = spectrum.memo["channel"]
     return made
 
 
-def _isotropic(evidence: Evidence, settings: Settings) -> Channel | None:
-    lam, r = evidence.eigenvalues, settings.prior_std
+def _isotropic(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
+    lam, r = spectrum.eigenvalues, settings.prior_std
     if lam is None:
         return None
-    low, high = evidence.precision.bounds(lam, evidence.rank)
-    basis = None if evidence.eigenvectors is None else evidence.eigenvectors * r
+    low, high = spectrum.precision.bounds(lam, spectrum.rank)
+    basis = None if spectrum.eigenvectors is None else spectrum.eigenvectors * r
     return Channel(
         lam * r**2, low * r**2, high * r**2, torch.full_like(lam, r**2), basis
     )
 
 
-def _correlated(evidence: Evidence, settings: Settings) -> Channel | None:
-    lam, vectors = evidence.eigenvalues, evidence.eigenvectors
+def _correlated(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
+    lam, vectors = spectrum.eigenvalues, spectrum.eigenvectors
     if lam is None or vectors is None:
         return None
     root = settings.prior_root.to(lam.device)
     half = root.T @ (vectors * lam.sqrt())
     ascending, columns = torch.linalg.eigh(half @ half.T)
     gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
-    gain[evidence.rank :] = 0.0
+    gain[spectrum.rank :] = 0.0
     basis = root @ columns
-    precision = evidence.precision.scaled(float(torch.linalg.matrix_norm(root, 2)) ** 2)
-    low, high = precision.bounds(gain, evidence.rank)
+    precision = spectrum.precision.scaled(float(torch.linalg.matrix_norm(root, 2)) ** 2)
+    low, high = precision.bounds(gain, spectrum.rank)
     rounding = len(gain) * _EPS64 * float(gain[0])
     return Channel(
         gain,
@@ -109,42 +117,88 @@ def _correlated(evidence: Evidence, settings: Settings) -> Channel | None:
     )
 
 
+def mean_error(spectrum: SampleSpectrum, settings: Settings, noise_std: float) -> Value:
+    """√Σ ‖L w_i‖² s²/(s² + μ_i), the best estimator's root mean squared error norm.
+
+    Args:
+        spectrum: of the sample, whole or sampled.
+        settings: the prior.
+        noise_std: s.
+    """
+    whole, spread = channel(spectrum, settings), settings.prior_std**2
+    if whole is not None:
+        return whole.judged(
+            lambda gain: math.sqrt(whole.squared_error(gain, noise_std))
+        )
+    return spectrum.of_sums(
+        lambda lam: spread * posterior(lam * spread, noise_std),
+        "i2f_bayes",
+        transform=math.sqrt,
+    )
+
+
+def information(
+    spectrum: SampleSpectrum, settings: Settings, noise_std: float
+) -> Value:
+    """½ Σ log₂(1 + μ_i/s²), in bits; arguments as for :func:`mean_error`."""
+
+    def terms(gain: Tensor) -> Tensor:
+        return torch.log1p(gain / noise_std**2)
+
+    def bits(nats: float) -> float:
+        return nats / (2 * math.log(2))
+
+    whole, spread = channel(spectrum, settings), settings.prior_std**2
+    if whole is not None:
+        return whole.judged(lambda gain: bits(float(terms(gain).sum())))
+    return spectrum.of_sums(
+        lambda lam: terms(lam * spread), "leaked_bits", transform=bits
+    )
+
+
 def error_for_given(
-    evidence: Evidence, settings: Settings, found: Channel, noise_std: float
+    spectrum: SampleSpectrum, settings: Settings, noise_std: float
 ) -> Value:
     """‖x' − x‖ of the best estimator when the noise is the δ at hand.
 
     (H/s² + C⁻¹)⁻¹ (Jᵀδ/s² − C⁻¹(x − μ)), the error of the maximum of the posterior;
     or, with ``influence_steps``, the end of the path that begins in this direction.
+
+    Args:
+        spectrum: of the sample, with ``pulled``.
+        settings: the prior.
+        noise_std: s.
     """
-    basis = found.basis
-    if basis is None or evidence.pulled is None:
-        return evidence.no_spectrum()
-    if evidence.offset is None:
+    if spectrum.offset is None:
         return Value.without(
             "not computed", "the error for a given delta needs the offset x − μ too"
         )
+    whole, s2 = channel(spectrum, settings), noise_std**2
+    if whole is None:
+        return spectrum.of_solution(spectrum.estimated, s2 / settings.prior_std**2)
+    basis = whole.basis
+    if basis is None or spectrum.pulled is None:
+        return spectrum.no_spectrum()
     # basisᵀ C⁻¹ (x − μ) = Wᵀ L⁻¹ (x − μ), the offset in prior standard deviations.
     if settings.prior_covariance is None:
-        whitened = basis.T @ evidence.offset / settings.prior_std**2
+        whitened = basis.T @ spectrum.offset / settings.prior_std**2
     else:
-        whitened = torch.linalg.solve(basis, evidence.offset)
-    s2 = noise_std**2
-    towards = basis.T @ evidence.pulled / s2 - whitened
-    doubt = found.weight.sqrt() * evidence.pulled_error / s2
+        whitened = torch.linalg.solve(basis, spectrum.offset)
+    towards = basis.T @ spectrum.pulled / s2 - whitened
+    doubt = whole.weight.sqrt() * spectrum.pulled_error / s2
 
     def size(vector: Tensor, gain: Tensor) -> float:
         return float((basis @ (vector * posterior(gain, noise_std))).norm())
 
-    ends = [size(towards, gain) for gain in (found.least, found.most)]
-    slack = size(doubt, found.least)
+    ends = [size(towards, gain) for gain in (whole.least, whole.most)]
+    slack = size(doubt, whole.least)
     linear = judged(
-        size(towards, found.gain),
+        size(towards, whole.gain),
         max(min(ends) - slack, 0.0),
         max(ends) + slack,
         _WHAT,
     )
-    return linear if evidence.path is None else _along(evidence.path, linear)
+    return linear if spectrum.path is None else _along(spectrum.path, linear)
 
 
 def _along(path: InfluencePath | Status, linear: Value) -> Value:
@@ -167,22 +221,88 @@ def _along(path: InfluencePath | Status, linear: Value) -> Value:
     return Value(number, Status(word, reason))
 
 
-def noise_for_squared_error(found: Channel, gain: Tensor, wanted: float) -> float:
+def noise_for_squared_error(channel: Channel, gain: Tensor, wanted: float) -> float:
     """The s at which the mean squared error is ``wanted``; 0 when it is so without.
 
     Args:
-        found: the channel.
+        channel: the channel.
         gain: its gains, or bounds of them.
         wanted: below the prior's own Σ ‖L w_i‖².
     """
     shown = gain > 0
-    if float(found.weight[~shown].sum()) >= wanted:
+    if float(channel.weight[~shown].sum()) >= wanted:
         return 0.0
     # In log s² the error is monotone; beyond these ends it is constant.
-    low = math.log(float(gain[shown].min())) - 80.0
-    high = math.log(float(gain[shown].max())) + 80.0
-    for _ in range(100):
+    middle = _bisected(
+        lambda log_s2: channel.squared_error(gain, math.exp(log_s2 / 2)) >= wanted,
+        math.log(float(gain[shown].min())) - 80.0,
+        math.log(float(gain[shown].max())) + 80.0,
+        steps=100,
+    )
+    return math.exp(middle / 2)
+
+
+def sampled_noise_for(
+    spectrum: SampleSpectrum, settings: Settings, wanted: float
+) -> Value:
+    """The s at which Σ s²R²/(s² + λ_iR²) is ``wanted``, from random starts.
+
+    Its errors are those of the sum there, over the slope of the sum.
+
+    Args:
+        spectrum: of the sample, with ``sums``.
+        settings: the prior, isotropic.
+        wanted: a squared error below that of the prior alone.
+    """
+    sums, spread = spectrum.sums, settings.prior_std**2
+    if sums is None:
+        return spectrum.no_spectrum()
+    top = spectrum.lambda_max.number
+    if (spectrum.d_x - spectrum.rank) * spread >= wanted or not top > 0:
+        return Value(0.0)
+
+    def error_at(log_shift: float, *, rounded: bool = False) -> Estimate:
+        shift = math.exp(log_shift)
+        return sums.estimate(
+            lambda lam: spread * shift / (lam + shift),
+            spread=(lambda nodes: spectrum.precision.bounds(nodes, len(nodes)))
+            if rounded
+            else None,
+        )
+
+    low, high = math.log(top) - 70.0, math.log(top) + 70.0
+    if error_at(low).value >= wanted:
+        return Value.without(
+            "not converged",
+            f"the random starts see too little of the directions that decide; {REMEDY}",
+        )
+    middle = _bisected(lambda at: error_at(at).value >= wanted, low, high, steps=60)
+    number = settings.prior_std * math.exp(middle / 2)
+    step = 1e-3
+    rise = error_at(middle + step).value - error_at(middle - step).value
+    slope = rise / (2 * step)
+    per_sum = number / (2 * slope) if slope > 0 else math.inf
+
+    def moved(error: Estimate) -> Estimate:
+        return Estimate(
+            number,
+            error.error * per_sum,
+            max(number - (error.high - error.value) * per_sum, 0.0),
+            number + (error.value - error.low) * per_sum,
+        )
+
+    return from_probes(
+        moved(error_at(middle)),
+        moved(error_at(middle, rounded=True)),
+        "noise_std_for_psnr",
+    )
+
+
+def _bisected(
+    beyond: Callable[[float], bool], low: float, high: float, *, steps: int
+) -> float:
+    """Where an increasing condition turns true, to (high − low)/2^steps."""
+    for _ in range(steps):
         middle = (low + high) / 2
-        below = found.squared_error(gain, math.exp(middle / 2)) < wanted
-        low, high = (middle, high) if below else (low, middle)
-    return math.exp((low + high) / 4)
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return (low + high) / 2

@@ -1,4 +1,4 @@
-"""Evidence from products with J and Jᵀ alone, for inputs whose J can't be formed.
+"""The matrix-free way: products with J and Jᵀ alone, for a J that can't be formed.
 
 Up to four tasks share what they find: the ends of the spectrum of H (whose leading
 eigenvectors serve the next ones), those of the cosine Hessian, sums over the spectrum
@@ -9,109 +9,98 @@ samples of a group advance together; none depends on which others are there.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.derivatives.jacobian import GradientJacobian, NormalOperator
-from leakwatch.scores.measure.extremes import lowers, pairs
-from leakwatch.scores.measure.found import (
+from leakwatch.scores.measure.dense import SMALLEST
+from leakwatch.scores.measure.inputs import ScoreInputs
+from leakwatch.scores.measure.plan import Plan
+from leakwatch.scores.measure.sample_spectrum import (
     NO_DIRECTION,
     NOT_ASKED,
     NOT_FINITE,
-    Found,
-    rounding,
-    times,
+    Precision,
+    SampleSpectrum,
 )
-from leakwatch.scores.measure.plan import Plan
-from leakwatch.scores.measure.sample_spectrum import Precision
-from leakwatch.scores.measure.sampled import REMEDY, from_probes
-from leakwatch.scores.result import Value
+from leakwatch.scores.measure.sampled import (
+    estimated_traces,
+    sampled_spectra,
+    trace_of,
+)
+from leakwatch.scores.result import ACCURATE, REMEDY, Value, judged
 from leakwatch.scores.settings import Settings
-from leakwatch.spectrum import (
-    DampedSolution,
-    Ends,
-    Estimate,
-    SpectralMeasure,
-    damped,
-    ends,
-    quadrature,
-    trace,
-)
-from leakwatch.spectrum.quadrature import Wanted
+from leakwatch.spectrum import DampedSolution, Ends, SpectralMeasure, damped, ends
 from leakwatch.status import Status
 
-PROBES = 5
-TRACE_PROBES = 20
+__all__ = ["end_values", "from_products"]
+
 # The products' own rounding keeps float32 residuals above 1e-7 to 1e-5.
 _TOL = {torch.float32: 1e-4, torch.float64: 1e-8}
+# Where the products ran out before the tolerance: a residual good enough for a score.
+_ENOUGH = 1e-4
 
 
-def iterate(
-    jacobian: GradientJacobian,
-    plan: Plan,
-    settings: Settings,
-    *,
-    delta: Float[Tensor, "batch d_theta"] | None = None,
-    offset: Float[Tensor, "batch d_x"] | None = None,
-) -> list[Found]:
+def from_products(
+    inputs: ScoreInputs, plan: Plan, settings: Settings
+) -> Iterator[SampleSpectrum]:
     """What products tell about each sample.
 
     Args:
-        jacobian: of the samples.
+        inputs: the samples.
         plan: what to measure, and how many products each task may take.
         settings: noise, damping and prior, which say how far quadrature has to go.
-        delta: perturbations of the gradients, if any.
-        offset: x − μ, float64, pixel units.
-
-    Returns:
-        One per sample. A sample with a product that is not finite has a ``failure``.
     """
-    batch = jacobian.shape[0]
-    finite = torch.isfinite(jacobian.norm).tolist()
-    if not (plan.largest or plan.spectrum or plan.trace):
-        return [Found() if good else Found.failed(NOT_FINITE) for good in finite]
-    factor = jacobian.normal()
-    found = _ends(factor, plan, settings) if plan.largest or plan.spectrum else None
-    precision = _precisions(jacobian, found)
-    plain = pairs(jacobian.shape, found, precision, jacobian.shape[1])
-    cosine = _cosine(jacobian, plan, precision, plain)
-    known = None if found is None else [_usable(pair) for pair in found.leading]
-    sums: list[SpectralMeasure | None] = [None] * batch
+    jacobian = inputs.jacobian
+    batch, d_theta, d_x = jacobian.shape
+    plain = cosine = [(NOT_ASKED, NOT_ASKED)] * batch
     traces = [NOT_ASKED] * batch
+    precision = [Precision()] * batch
+    lower = [0.0] * batch
+    sums: list[SpectralMeasure | None] = [None] * batch
     sampled = plan.spectrum and settings.prior_covariance is None
-    if sampled and found is not None:
-        sums = _sums(jacobian, factor, plan, settings, found, known)
-        failed = Value(math.nan, NOT_FINITE)
-        traces = [failed if s is None else _trace(s.trace()) for s in sums]
-    elif plan.trace:
-        traces = estimated_traces(factor, known)
-    lower = [0.0] * batch if found is None else lowers(found, precision)
-    inverted, estimated = _given(jacobian, factor, plan, settings, delta, offset, lower)
-    results = []
+    leading = None
+    if plan.largest or plan.spectrum:
+        found = _ends(inputs, plan, settings)
+        leading = [_usable(pair) for pair in found.leading]
+        eps = torch.finfo(jacobian.dtype).eps
+        precision = [
+            Precision.of_products(top, d_x, eps, inputs.rounding(i))
+            if math.isfinite(top)
+            else Precision()
+            for i, top in enumerate(found.lambda_max.tolist())
+        ]
+        plain = end_values(found, precision, zero=d_theta < d_x)
+        lower = _lower_bounds(found, precision)
+        if plan.cosine:
+            cosine = _cosine_ends(inputs, plan, precision, plain)
+        if sampled:
+            sums = sampled_spectra(jacobian, plan, settings, found, leading)
+            traces = [trace_of(measure) for measure in sums]
+    if plan.trace and not sampled:
+        traces = estimated_traces(jacobian.normal(), leading)
+    inverted, estimated = _inverses(inputs, plan, settings, lower)
     for i in range(batch):
-        parts = (*plain[i], *cosine[i], traces[i])
-        if not finite[i] or any(p.status.word == "failed" for p in parts):
-            results.append(Found.failed(NOT_FINITE))
-            continue
+        values = (*plain[i], *cosine[i], traces[i])
         scale, measure = float(jacobian.scale[i]), sums[i]
-        results.append(
-            Found(
-                lambda_max=times(plain[i][0], scale**2),
-                lambda_min=times(plain[i][1], scale**2),
-                cos_max=cosine[i][0],
-                cos_min=cosine[i][1],
-                trace=times(traces[i], scale**2),
-                precision=precision[i].scaled(scale**2),
-                sums=None if measure is None else measure.scaled(scale**2),
-                lower=lower[i] * scale**2,
-                inverted=inverted[i],
-                estimated=estimated[i],
-                scale=scale,
-            )
+        finite = math.isfinite(float(jacobian.norm[i]))
+        if not finite or any(value.status.word == "failed" for value in values):
+            yield SampleSpectrum.failed(NOT_FINITE)
+            continue
+        yield SampleSpectrum(
+            lambda_max=plain[i][0].times(scale**2),
+            lambda_min=plain[i][1].times(scale**2),
+            cos_max=cosine[i][0],
+            cos_min=cosine[i][1],
+            trace=traces[i].times(scale**2),
+            precision=precision[i].scaled(scale**2),
+            sums=None if measure is None else measure.scaled(scale**2),
+            lower=lower[i] * scale**2,
+            inverted=inverted[i],
+            estimated=estimated[i],
+            scale=scale,
         )
-    return results
 
 
 def _usable(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -121,46 +110,28 @@ def _usable(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return values[:0], vectors[:, :0]
 
 
-def _precisions(jacobian: GradientJacobian, found: Ends | None) -> list[Precision]:
-    """What rounding of J̃ does; no H is formed that would add to it."""
-    batch, _, d_x = jacobian.shape
-    if found is None:
-        return [Precision()] * batch
-    eps = torch.finfo(jacobian.dtype).eps
-    tops = found.lambda_max.tolist()
-    return [
-        Precision(
-            factor=max(eps * math.sqrt(d_x * max(top, 0.0)), rounding(jacobian, i))
-            if math.isfinite(top)
-            else 0.0
-        )
-        for i, top in enumerate(tops)
-    ]
-
-
 # -- ends ----------------------------------------------------------------------------
 
 
-def _ends(factor: NormalOperator, plan: Plan, settings: Settings) -> Ends:
+def _ends(inputs: ScoreInputs, plan: Plan, settings: Settings) -> Ends:
     # Σ 1/λ is bounded by λ_min, so an undamped sum needs it as well.
     undamped = plan.spectrum and settings.epsilon == 0
     return ends(
-        factor,
+        inputs.jacobian.normal(),
         smallest=plan.smallest or undamped,
-        tol=_TOL[factor.dtype],
+        tol=_TOL[inputs.jacobian.dtype],
         max_matvecs=plan.products,
     )
 
 
-def _cosine(
-    jacobian: GradientJacobian,
+def _cosine_ends(
+    inputs: ScoreInputs,
     plan: Plan,
-    precision: list[Precision],
-    plain: list[tuple[Value, Value]],
+    precision: Sequence[Precision],
+    plain: Sequence[tuple[Value, Value]],
 ) -> list[tuple[Value, Value]]:
-    batch, d_theta, d_x = jacobian.shape
-    if not plan.cosine:
-        return [(NOT_ASKED, NOT_ASKED)] * batch
+    jacobian = inputs.jacobian
+    _, d_theta, d_x = jacobian.shape
     # The cosine Hessian lies below H, so where λ_min of H is out of reach, its own is.
     worth = [plan.smallest and low.status.usable for _, low in plain]
     found = ends(
@@ -169,19 +140,17 @@ def _cosine(
         tol=_TOL[jacobian.dtype],
         max_matvecs=plan.products,
     )
-    results = []
-    for i, (top, low) in enumerate(
-        pairs(jacobian.shape, found, precision, d_theta - 1)
-    ):
+    values = []
+    for i, (top, low) in enumerate(end_values(found, precision, zero=d_theta <= d_x)):
         norm = float(jacobian.norm[i])
         if norm == 0:
-            results.append((NO_DIRECTION, NO_DIRECTION))
+            values.append((NO_DIRECTION, NO_DIRECTION))
             continue
         if plan.smallest and not worth[i] and d_theta > d_x:
             low = _below(plain[i][1], low)
         factor = (float(jacobian.scale[i]) / norm) ** 2
-        results.append((times(top, factor), times(low, factor)))
-    return results
+        values.append((top.times(factor), low.times(factor)))
+    return values
 
 
 def _below(plain: Value, own: Value) -> Value:
@@ -198,87 +167,92 @@ def _below(plain: Value, own: Value) -> Value:
     return Value(number, Status("not converged", f"{why}at least that; {REMEDY}"))
 
 
-# -- sums ----------------------------------------------------------------------------
-
-
-def estimated_traces(
-    factor: NormalOperator, known: list[tuple[Tensor, Tensor]] | None = None
-) -> list[Value]:
-    """Σλ of each sample in the units of J̃, when no other sum is asked for.
+def end_values(
+    found: Ends, precision: Sequence[Precision], *, zero: bool
+) -> list[tuple[Value, Value]]:
+    """Largest and smallest eigenvalue of each sample, in the units of J̃.
 
     Args:
-        factor: J̃.
-        known: leading eigenpairs of each sample.
+        found: what products said.
+        precision: what rounding does to J̃ of each sample.
+        zero: whether the smallest eigenvalue is zero because J̃ has too few rows.
     """
-    values, errors = trace(factor, probes=TRACE_PROBES, known=known)
-    pairs = zip(values.tolist(), errors.tolist(), strict=True)
-    return [_trace(Estimate(v, e, v, v)) for v, e in pairs]
+    return [
+        (
+            _largest(found, i, precision[i]),
+            Value(0.0) if zero else _smallest(found, i, precision[i]),
+        )
+        for i in range(len(precision))
+    ]
 
 
-def _sums(
-    jacobian: GradientJacobian,
-    factor: NormalOperator,
-    plan: Plan,
-    settings: Settings,
-    found: Ends,
-    known: list[tuple[Tensor, Tensor]] | None,
-) -> list[SpectralMeasure | None]:
-    functions = None
-    if not plan.any_noise:
-        scales = jacobian.scale.tolist()
-        functions = [_functions(settings, 1 / scale**2) for scale in scales]
-    return quadrature(
-        factor,
-        probes=PROBES,
-        depth=max(plan.products // PROBES, 2),
-        known=known,
-        lower=torch.nan_to_num(found.lower),
-        functions=functions,
-    )
-
-
-def _functions(settings: Settings, unit: float) -> list[Wanted]:
-    """What the scores integrate, in units of the eigenvalues of H̃."""
-    eps = settings.epsilon * unit
-    functions: list[Wanted] = []
-    if settings.epsilon > 0:
-        functions.append((1, lambda lam: (lam + eps).reciprocal().square()))
-    elif settings.noise_std is not None:
-        functions.append((0, torch.reciprocal))
-    if settings.noise_std is not None:
-        shift = (settings.noise_std / settings.prior_std) ** 2 * unit
-        functions.append((0, lambda lam: shift / (lam + shift)))
-        functions.append((0, lambda lam: torch.log1p(lam / shift)))
-    return functions
-
-
-def _trace(found: Estimate) -> Value:
-    if not math.isfinite(found.value):
+def _largest(found: Ends, i: int, precision: Precision) -> Value:
+    number, residual = float(found.lambda_max[i]), float(found.residual[i])
+    if not math.isfinite(number):
         return Value(math.nan, NOT_FINITE)
-    return from_probes(found, found, "Σλ")
+    if not bool(found.converged[i]) and residual > _ENOUGH * number:
+        share = residual / max(number, 1e-300)
+        reason = (
+            f"residual {residual:.1e} ({share:.0e} of it) after "
+            f"{int(found.matvecs[i])} products; a lower bound; {REMEDY}"
+        )
+        return Value(number, Status("not converged", reason))
+    wide = residual + 2 * precision.factor * math.sqrt(number) + precision.factor**2
+    return judged(number, number - wide, number + wide, "this eigenvalue")
+
+
+def _smallest(found: Ends, i: int, precision: Precision) -> Value:
+    number = float(found.smallest[i])
+    if not math.isfinite(number):
+        return Value(math.nan, NOT_FINITE)
+    low, high = _rounded(float(found.lower[i]), float(found.upper[i]), precision)
+    if max(high - number, number - low) <= ACCURATE * number:
+        return Value(number)
+    rounded = judged(number, *_rounded(number, number, precision), SMALLEST)
+    if rounded.status.word == "unresolved":
+        return rounded
+    reason = (
+        f"between {low / number:.2g} and {high / number:.3g} times this after "
+        f"{int(found.matvecs[i])} products (Golub–Kahan; the lower end holds with "
+        f"99.9 % probability); {REMEDY}"
+    )
+    # An upper bound is within 100 % of itself whatever the truth is.
+    word = "estimated" if 2 * low >= number else "not converged"
+    return Value(number, Status(word, reason))
+
+
+def _lower_bounds(found: Ends, precision: Sequence[Precision]) -> list[float]:
+    """Lower bounds of λ_min of each sample, in the units of J̃."""
+    return [
+        _rounded(low, low, one)[0] if math.isfinite(low) else 0.0
+        for low, one in zip(found.lower.tolist(), precision, strict=True)
+    ]
+
+
+def _rounded(low: float, high: float, precision: Precision) -> tuple[float, float]:
+    """The interval of an eigenvalue with what rounding of J̃ may have done to it."""
+    error = precision.factor
+    if not math.isfinite(error):
+        return 0.0, math.inf
+    return max(math.sqrt(low) - error, 0.0) ** 2, (math.sqrt(high) + error) ** 2
 
 
 # -- a given perturbation ------------------------------------------------------------
 
 
-def _given(
-    jacobian: GradientJacobian,
-    factor: NormalOperator,
-    plan: Plan,
-    settings: Settings,
-    delta: Tensor | None,
-    offset: Tensor | None,
-    lower: list[float],
+def _inverses(
+    inputs: ScoreInputs, plan: Plan, settings: Settings, lower: Sequence[float]
 ) -> tuple[list[DampedSolution | None], list[DampedSolution | None]]:
     """(H + εI)⁻¹Jᵀδ, and the error of the best estimator as w − (x − μ).
 
     The latter minimises ‖J e − δ‖²/s² + ‖e + (x − μ)‖²/R². With w = e + (x − μ) that is
     the damped least-squares problem of J w = δ + J (x − μ), ε = s²/R².
     """
-    batch = jacobian.shape[0]
-    nothing: list[DampedSolution | None] = [None] * batch
+    jacobian, delta, offset = inputs.jacobian, inputs.delta, inputs.offset
+    nothing: list[DampedSolution | None] = [None] * len(inputs)
     if delta is None or not plan.spectrum or settings.prior_covariance is not None:
         return nothing, nothing
+    factor = jacobian.normal()
     unit = 1 / jacobian.scale[:, None]
     b = delta.double() * unit
     least = torch.tensor(lower, dtype=torch.float64)

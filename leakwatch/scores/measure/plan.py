@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final, get_args
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.gram import columns_stored
-from leakwatch.scores.registry import Need, Score
+from leakwatch.scores.measure.inputs import ScoreInputs
 
+#: What a score may need to be measured.
+Need: TypeAlias = Literal[
+    "lambda_max", "lambda_min", "cosine", "trace", "spectrum", "noise"
+]
 Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]
 
 #: Products with J and Jᵀ that ``lanczos`` may take for each of its tasks.
@@ -63,31 +63,27 @@ def check_solver(solver: str) -> Solver:
     Raises:
         ValueError: for another name; lists those there are.
     """
-    for known in get_args(Solver):
-        if solver == known:
-            name: Solver = known
-            return name
+    for name in get_args(Solver):
+        if solver == name:
+            valid: Solver = name
+            return valid
     raise ValueError(f"solver must be one of {get_args(Solver)}, got {solver!r}.")
 
 
 def plan(
-    scores: Sequence[Score],
-    gradients: GradientMap,
-    x: Float[Tensor, "batch ..."],
-    y: Int[Tensor, " batch"],
+    needs: Sequence[frozenset[Need]],
+    inputs: ScoreInputs,
     *,
     solver: Solver,
     max_memory: float,
     eigenvectors: bool,
     products: int = DEFAULT_PRODUCTS,
 ) -> Plan:
-    """The cheapest way to measure what these scores need.
+    """The cheapest way to measure what some scores need.
 
     Args:
-        scores: the scores.
-        gradients: the gradient map.
-        x: network inputs, of which the shape counts.
-        y: labels.
+        needs: of each score.
+        inputs: the samples, of which the first counts.
         solver: ``"auto"``, or a choice made already.
         max_memory: MiB that the Jacobian of one sample may take.
         eigenvectors: whether a perturbation or a full prior covariance is given.
@@ -97,44 +93,41 @@ def plan(
         The plan. ``auto`` is exact when something needs more than λ_1 and trace, the
         input has at most 4,096 elements and the Jacobian fits ``max_memory``.
     """
-    needs: set[Need] = set()
-    for score in scores:
-        needs |= score.needs
+    every: frozenset[Need] = frozenset().union(*needs)
     reason = "as asked"
     if solver == "auto":
-        solver, reason = _choose(needs, gradients, x, y, max_memory)
+        solver, reason = _choose(every, inputs, max_memory)
     return Plan(
         solver=solver,
-        largest=bool(needs & {"lambda_max", "lambda_min", "cosine"}),
-        smallest="lambda_min" in needs,
-        cosine="cosine" in needs,
-        trace="trace" in needs,
-        eigenvectors=eigenvectors and solver == "exact" and "spectrum" in needs,
+        largest=bool(every & {"lambda_max", "lambda_min", "cosine"}),
+        smallest="lambda_min" in every,
+        cosine="cosine" in every,
+        trace="trace" in every,
+        eigenvectors=eigenvectors and solver == "exact" and "spectrum" in every,
         reason=reason,
-        spectrum="spectrum" in needs,
-        any_noise=any(
-            {"spectrum"} <= s.needs and "noise" not in s.needs for s in scores
-        ),
+        spectrum="spectrum" in every,
+        any_noise=any("spectrum" in one and "noise" not in one for one in needs),
         products=products,
         max_memory=max_memory,
     )
 
 
 def _choose(
-    needs: set[Need], gradients: GradientMap, x: Tensor, y: Tensor, max_memory: float
+    needs: frozenset[Need], inputs: ScoreInputs, max_memory: float
 ) -> tuple[Solver, str]:
     if not needs - {"noise"}:
         return "lanczos", "no score needs the Jacobian"
     if not needs & {"spectrum", "lambda_min"}:
         return "lanczos", "nothing needs more than λ_1 and the trace"
-    d_x = x[0].numel()
+    gradients, x, y = inputs.gradients, inputs.x[0], inputs.y[0]
+    d_x = x.numel()
     if d_x > LARGEST_EXACT:
         return "lanczos", (
             f"{d_x} input elements are more than the {LARGEST_EXACT} up to which the "
             f"whole spectrum is computed by default; solver='exact' forces it"
         )
     try:
-        width = columns_stored(gradients, x[0], y[0])
+        width = columns_stored(gradients, x, y)
     except Exception:  # a bad first sample is dealt with when it is measured
         width = gradients.size
     mib = d_x * width * gradients.dtype.itemsize / 2**20

@@ -1,23 +1,29 @@
-"""What is known about one sample when its scores are computed."""
+"""What was measured about one sample: all that its scores are computed from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.scores.measure.influence_path import InfluencePath
-from leakwatch.scores.measure.sampled import from_probes
-from leakwatch.scores.result import Value, judged
+from leakwatch.scores.result import Value, from_probes, judged
 from leakwatch.spectrum import DampedSolution, SpectralMeasure
 from leakwatch.spectrum.spectral_measure import Moment
 from leakwatch.status import Status
 
+NOT_ASKED: Final = Value.without("not computed", "no score asked for it")
+NO_DIRECTION: Final = Value.without(
+    "undefined", "the gradient vanishes, so it has no direction"
+)
+NOT_FINITE: Final = Status(
+    "failed", "gradient or Jacobian of this sample is not finite; look for overflow"
+)
 _EPS64 = float(torch.finfo(torch.float64).eps)
 
 
@@ -37,21 +43,27 @@ class Precision:
     factor: float = 0.0
 
     @classmethod
-    def of(
+    def of_products(
         cls, lambda_max: float, size: int, eps: float, rounding: float = 0.0
     ) -> Precision:
-        """For an H in float64 from a J whose entries carry rounding errors.
+        """For products with a J whose entries carry rounding errors.
 
         Args:
             lambda_max: λ_1.
-            size: rows of H.
+            size: columns of J.
             eps: machine precision of J's arithmetic.
             rounding: error of J as measured, ‖ΔJ‖_F, where there is more than eps.
         """
-        top = max(lambda_max, 0.0)
+        return cls(factor=max(eps * math.sqrt(size * max(lambda_max, 0.0)), rounding))
+
+    @classmethod
+    def of_matrix(
+        cls, lambda_max: float, size: int, eps: float, rounding: float = 0.0
+    ) -> Precision:
+        """For an H that was formed in float64 from such a J; arguments as above."""
         return cls(
-            absolute=(size + math.sqrt(size)) * _EPS64 * top,
-            factor=max(eps * math.sqrt(size * top), rounding),
+            absolute=(size + math.sqrt(size)) * _EPS64 * max(lambda_max, 0.0),
+            factor=cls.of_products(lambda_max, size, eps, rounding).factor,
         )
 
     def scaled(self, by: float) -> Precision:
@@ -74,11 +86,17 @@ class Precision:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class SampleSpectrum:
     """Everything measured about one sample, in pixel units and float64.
+
+    Each solver fills in what it can tell; what nobody asked for stays ``not computed``.
+    Scores read the fields, or sum over the spectrum with :meth:`of_spectrum`,
+    :meth:`of_sums` and :meth:`of_solution`. A new measurement is a new field here, and
+    the line of a solver that computes it.
 
     Attributes:
         d_x: number of input elements.
+        rank: min(d_θ, d_x): from here on eigenvalues are exactly zero.
         loss: the sample's loss.
         grad_norm: ‖g‖.
         lambda_max: largest eigenvalue of H.
@@ -89,51 +107,97 @@ class Evidence:
         traces: name of a module → its part of it; empty if that is not known.
         eigenvalues: all of them, descending, at least 0; ``None`` when only the ends
             are known.
-        precision: what rounding can have done to them.
-        rank: min(d_θ, d_x): from here on eigenvalues are exactly zero.
         eigenvectors: input-space singular vectors u_i as columns; only when something
             asked for them.
-        pulled: Jᵀδ for a given perturbation δ of the gradient.
-        pulled_error: what rounding can have done to it along any u_i.
-        offset: x − μ, distance from the prior mean, pixel units.
         why_no_spectrum: why ``eigenvalues`` or ``eigenvectors`` is ``None``.
-        failure: why nothing but loss and ‖g‖ could be measured.
+        precision: what rounding can have done to the eigenvalues.
         sums: the spectrum as sampled by random starts, for sums over it where
             ``eigenvalues`` is ``None``.
         lower: a lower bound of λ_min, where ``sums`` is given.
+        pulled: Jᵀδ for a given perturbation δ of the gradient.
+        pulled_error: what rounding can have done to it along any u_i.
+        offset: x − μ, distance from the prior mean, pixel units; with ``pulled``.
         inverted: (H + εI)⁻¹Jᵀδ for every ε, which it counts in units of scale².
         estimated: the same for δ + J(x − μ), with its distance to x − μ.
         scale: J/J̃, the scale at which the two were computed.
         path: the Bayesian error for δ, integrated, where it was asked for; or why it
             failed.
+        failure: why nothing but loss and ‖g‖ could be measured.
         memo: intermediate results that several scores of this sample share.
     """
 
-    d_x: int
-    loss: Value
-    grad_norm: Value
-    lambda_max: Value
-    lambda_min: Value
-    cos_max: Value
-    cos_min: Value
-    trace: Value
-    eigenvalues: Float[Tensor, " d_x"] | None = None
-    precision: Precision = Precision()
+    d_x: int = 0
     rank: int = 0
+    loss: Value = NOT_ASKED
+    grad_norm: Value = NOT_ASKED
+    lambda_max: Value = NOT_ASKED
+    lambda_min: Value = NOT_ASKED
+    cos_max: Value = NOT_ASKED
+    cos_min: Value = NOT_ASKED
+    trace: Value = NOT_ASKED
+    traces: dict[str, float] = field(default_factory=dict)
+    eigenvalues: Float[Tensor, " d_x"] | None = None
     eigenvectors: Float[Tensor, "d_x d_x"] | None = None
+    why_no_spectrum: str = ""
+    precision: Precision = Precision()
+    sums: SpectralMeasure | None = None
+    lower: float = 0.0
     pulled: Float[Tensor, " d_x"] | None = None
     pulled_error: float = 0.0
     offset: Float[Tensor, " d_x"] | None = None
-    why_no_spectrum: str = ""
-    failure: Status | None = None
-    sums: SpectralMeasure | None = None
-    lower: float = 0.0
     inverted: DampedSolution | None = None
     estimated: DampedSolution | None = None
     scale: float = 1.0
     path: InfluencePath | Status | None = None
-    traces: dict[str, float] = field(default_factory=dict)
+    failure: Status | None = None
     memo: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def failed(cls, status: Status) -> SampleSpectrum:
+        """Nothing, and why."""
+        return cls.without(Value(math.nan, status), failure=status)
+
+    @classmethod
+    def without(cls, value: Value, failure: Status | None = None) -> SampleSpectrum:
+        """The same value, which has no number, for all that is read off H."""
+        return cls(
+            lambda_max=value,
+            lambda_min=value,
+            cos_max=value,
+            cos_min=value,
+            trace=value,
+            failure=failure,
+        )
+
+    def perturbed(
+        self,
+        pulled: Float[Tensor, " d_x"],
+        offset: Float[Tensor, " d_x"] | None,
+        largest: float,
+        uncertainty: float = 0.0,
+    ) -> SampleSpectrum:
+        """The same with a given perturbation δ of the gradient.
+
+        Args:
+            pulled: Jᵀδ.
+            offset: x − μ, pixel units.
+            largest: the largest entry of |δ|. Entries of J err independently, so that
+                their errors add up as if at random.
+            uncertainty: error of each entry of δ; it arrives at uᵢ as σᵢ times itself,
+                at most.
+        """
+        failure = self.failure
+        if failure is None and not bool(torch.isfinite(pulled).all()):
+            failure = NOT_FINITE
+        top = self.lambda_max.number
+        arrived = math.sqrt(top) * uncertainty if top > 0 else 0.0
+        return replace(
+            self,
+            pulled=pulled,
+            pulled_error=self.precision.factor * largest + arrived,
+            offset=offset,
+            failure=failure,
+        )
 
     def no_spectrum(self) -> Value:
         """The answer of a score that needs the whole spectrum and has none."""
@@ -220,20 +284,19 @@ class Evidence:
             return self.no_spectrum()
         squared = self.scale**2
         damping, lower = epsilon / squared, self.lower / squared
-        found = solution.at(damping, lower)
+        distance = solution.at(damping, lower)
         error = self.precision.factor / self.scale
         slack = self.pulled_error / squared
         if slack > 0:
             slack *= solution.amplification(damping, lower, self.d_x)
         moved = [solution.at(damping, lower, shift=s).value for s in (-error, error)]
-        number = found.value
         rounded = judged(
-            number,
+            distance.value,
             max(min(moved) - slack, 0.0),
             max(moved) + slack,
             "the directions that the gradient shows least decide, and they",
         )
-        return after_products(rounded, found.error, solution.products)
+        return after_products(rounded, distance.error, solution.products)
 
 
 def after_products(rounded: Value, error: float, products: int) -> Value:

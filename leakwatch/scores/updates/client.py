@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.scores.batches import value_of
 from leakwatch.scores.i2f import psnr
-from leakwatch.scores.measure.batches import value_of
 from leakwatch.scores.measure.dense import from_matrix
-from leakwatch.scores.measure.extremes import pairs
-from leakwatch.scores.measure.found import (
-    NO_DIRECTION,
-    Found,
-    rounding,
-    times,
-)
+from leakwatch.scores.measure.inputs import ScoreInputs
+from leakwatch.scores.measure.matrix_free import end_values
 from leakwatch.scores.measure.plan import LARGEST_EXACT
-from leakwatch.scores.measure.sample_spectrum import Precision
+from leakwatch.scores.measure.sample_spectrum import (
+    NO_DIRECTION,
+    NOT_FINITE,
+    Precision,
+    SampleSpectrum,
+)
 from leakwatch.scores.registry import Score
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
-from leakwatch.scores.updates.blocks import block_scores, evidence_of, too_large
 from leakwatch.scores.updates.joint import JointJacobian, joint_errors
-from leakwatch.scores.updates.mismatch import Mismatch
+from leakwatch.scores.updates.surrogate import Mismatch
 from leakwatch.spectrum import DenseFactor, FactorOperator, ends
 from leakwatch.status import Status, describe_error
 
-__all__ = ["ClientScores", "Effort", "score_client"]
+__all__ = ["JOINT", "ClientScores", "Effort", "score_client"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,12 +72,23 @@ class ClientScores:
     samples: dict[str, list[Value]]
     client: dict[str, Value]
 
+    @classmethod
+    def failed(
+        cls, error: Exception, scores: Sequence[Score], n: int, effort: Effort
+    ) -> ClientScores:
+        """No number for any of the n samples, and why."""
+        gone = Value.without("failed", describe_error(error))
+        names = [s.name for s in scores]
+        each = (*(names if effort.blocks else ()), *(JOINT if effort.joint else ()))
+        return cls(
+            {name: [gone] * n for name in each},
+            dict.fromkeys(names, gone) if effort.joint else {},
+        )
+
 
 def score_client(
-    jacobian: GradientJacobian,
+    inputs: ScoreInputs,
     mismatch: Mismatch,
-    losses: Float[Tensor, " n"],
-    offset: Float[Tensor, "n d_x"],
     scores: Sequence[Score],
     settings: Settings,
     effort: Effort,
@@ -87,10 +96,8 @@ def score_client(
     """Scores of each sample of a client, and of all of them together.
 
     Args:
-        jacobian: of the samples, at the surrogate.
+        inputs: the samples, with their offset, at the surrogate.
         mismatch: of the surrogate.
-        losses: of the samples there.
-        offset: X − μ in pixel units.
         scores: to compute.
         settings: noise, prior and pixels.
         effort: what it may cost.
@@ -98,46 +105,46 @@ def score_client(
     Returns:
         A value with a status for everything asked; nothing that goes wrong with one
         part keeps the others from being computed.
+
+    Raises:
+        ValueError: for inputs without an offset.
     """
-    measured = [rounding(jacobian, i) for i in range(len(losses))]
+    offset = inputs.offset
+    if offset is None:
+        raise ValueError("scores of a client need the offset x − μ, got None.")
+    rounding = [inputs.rounding(i) for i in range(len(inputs))]
     samples: dict[str, list[Value]] = {}
     if effort.blocks:
-        rows = block_scores(
-            jacobian,
-            mismatch,
-            losses,
-            offset,
-            scores,
-            settings,
-            effort.max_memory,
-            measured,
-        )
-        samples = {s.name: [row[s.name] for row in rows] for s in scores}
-    if not effort.joint:
-        return _doubted(ClientScores(samples, {}), scores, mismatch)
-    try:
-        joint = _Joint(jacobian, mismatch, effort, measured)
-        errors = joint.errors(offset, settings)
-        client = joint.scores(losses, offset, scores, settings)
-    except Exception as error:
-        _log.warning("leakwatch could not score a client: %s", describe_error(error))
-        gone = Value.without("failed", describe_error(error))
-        errors = [gone] * len(losses)
-        client = {s.name: gone for s in scores}
-    d_x = offset.shape[1]
-    samples[JOINT[0]] = errors
-    samples[JOINT[1]] = [psnr(e, d_x, settings.data_range) for e in errors]
+        samples = {s.name: [] for s in scores}
+        for spectrum in _blocks(inputs, offset, mismatch, effort, rounding):
+            for s in scores:
+                samples[s.name].append(value_of(s, spectrum, settings))
+    client: dict[str, Value] = {}
+    if effort.joint:
+        try:
+            joint = _Joint(inputs, offset, mismatch, effort, rounding)
+            errors = joint.errors(settings)
+            spectrum = joint.spectrum()
+            client = {s.name: value_of(s, spectrum, settings) for s in scores}
+        except Exception as error:
+            reason = describe_error(error)
+            _log.warning("leakwatch could not score a client: %s", reason)
+            gone = Value.without("failed", reason)
+            errors = [gone] * len(inputs)
+            client = {s.name: gone for s in scores}
+        samples[JOINT[0]] = errors
+        samples[JOINT[1]] = [
+            psnr(e, offset.shape[1], settings.data_range) for e in errors
+        ]
     return _doubted(ClientScores(samples, client), scores, mismatch)
 
 
 def _doubted(
-    found: ClientScores,
-    scores: Sequence[Score],
-    mismatch: Mismatch,
+    result: ClientScores, scores: Sequence[Score], mismatch: Mismatch
 ) -> ClientScores:
     """The same, where δ itself may be rounding."""
     if mismatch.judged:
-        return found
+        return result
     share = 100 * min(mismatch.doubt, 1.0)
     status = Status(
         "estimated",
@@ -146,14 +153,96 @@ def _doubted(
     )
     doubted = {s.name for s in scores if "noise" in s.needs} | set(JOINT)
 
-    def value(name: str, given: Value) -> Value:
-        ok = given.status.word == "ok"
-        return Value(given.number, status) if ok and name in doubted else given
+    def value(name: str, exact: Value) -> Value:
+        ok = exact.status.word == "ok"
+        return Value(exact.number, status) if ok and name in doubted else exact
 
     return ClientScores(
-        {k: [value(k, v) for v in row] for k, row in found.samples.items()},
-        {k: value(k, v) for k, v in found.client.items()},
+        {name: [value(name, v) for v in row] for name, row in result.samples.items()},
+        {name: value(name, v) for name, v in result.client.items()},
     )
+
+
+# -- each sample, as if the attacker knew all others -----------------------------------
+
+
+def _blocks(
+    inputs: ScoreInputs,
+    offset: Float[Tensor, "n d_x"],
+    mismatch: Mismatch,
+    effort: Effort,
+    rounding: Sequence[float],
+) -> Iterator[SampleSpectrum]:
+    """With J_i/N for J and g_ŵ(X), to which the sample contributes g_i/N, for g.
+
+    A sample that can't be measured has a ``failure``; the others are unaffected.
+    """
+    jacobian = inputs.jacobian
+    n, d_theta, d_x = jacobian.shape
+    size, unit = mismatch.direction
+    along = jacobian.normalized_rmatvec(unit.to(jacobian.dtype).expand(n, -1)).double()
+    delta = mismatch.delta.to(jacobian.dtype).expand(n, -1)
+    pulled = jacobian.normalized_rmatvec(delta).double()
+    for i in range(n):
+        scale = float(jacobian.scale[i]) / n
+        if d_x > LARGEST_EXACT:
+            spectrum = SampleSpectrum.without(
+                Value.without("not computed", _too_large(d_x))
+            )
+        elif not math.isfinite(float(jacobian.norm[i])):
+            spectrum = SampleSpectrum.failed(NOT_FINITE)
+        else:
+            try:
+                gram = jacobian.gram(i, max_memory=effort.max_memory)
+                spectrum = from_matrix(
+                    gram.h,
+                    scale=scale,
+                    d_theta=d_theta,
+                    eps=torch.finfo(jacobian.dtype).eps,
+                    rounding=rounding[i],
+                    along=along[i],
+                    norm=size,
+                    eigenvectors=True,
+                    traces=gram.traces,
+                )
+            except Exception as error:
+                spectrum = SampleSpectrum.failed(
+                    Status("failed", describe_error(error))
+                )
+        yield _with_mismatch(
+            replace(
+                spectrum,
+                d_x=d_x,
+                rank=min(d_theta, d_x),
+                loss=Value(float(inputs.losses[i])),
+                grad_norm=Value(float(jacobian.norm[i]) / n),
+            ),
+            mismatch,
+            pulled[i] * scale,
+            offset[i],
+        )
+
+
+def _with_mismatch(
+    spectrum: SampleSpectrum, mismatch: Mismatch, pulled: Tensor, offset: Tensor
+) -> SampleSpectrum:
+    """The same, with the mismatch for a perturbation."""
+    largest = float(mismatch.delta.abs().max())
+    return replace(
+        spectrum.perturbed(pulled, offset, largest, mismatch.entry_error),
+        why_no_spectrum=_too_large(spectrum.d_x),
+    )
+
+
+def _too_large(n: int) -> str:
+    """Why there is no spectrum of n input elements."""
+    return (
+        f"needs the whole spectrum, which is computed for up to {LARGEST_EXACT} input "
+        f"elements and a Jacobian that fits max_memory; there are {n} elements"
+    )
+
+
+# -- all samples together --------------------------------------------------------------
 
 
 @final
@@ -162,21 +251,22 @@ class _Joint:
 
     def __init__(
         self,
-        jacobian: GradientJacobian,
+        inputs: ScoreInputs,
+        offset: Float[Tensor, "n d_x"],
         mismatch: Mismatch,
         effort: Effort,
-        measured: Sequence[float],
+        rounding: Sequence[float],
     ) -> None:
+        jacobian = inputs.jacobian
         n, d_theta, d_x = jacobian.shape
-        self._jacobian, self._mismatch, self._effort = jacobian, mismatch, effort
+        self._inputs, self._offset, self._mismatch = inputs, offset, mismatch
+        self._products = effort.products
         self._operator = JointJacobian(jacobian)
         self._scale = self._operator.scale
-        self._norm = float(mismatch.gradient.norm())
-        unit = mismatch.gradient / self._norm if self._norm > 0 else mismatch.gradient
-        self._unit: Float[Tensor, " d_theta"] = unit
+        self._norm, self._unit = mismatch.direction
         ratio = (jacobian.scale / jacobian.scale.max()).tolist()
         self._rounding = math.hypot(
-            *(r * m for r, m in zip(ratio, measured, strict=True))
+            *(r * one for r, one in zip(ratio, rounding, strict=True))
         )
         self._dense: Float[Tensor, "d_theta n"] | None = None
         mib = 2 * d_theta * n * d_x * jacobian.dtype.itemsize / 2**20
@@ -184,18 +274,20 @@ class _Joint:
             columns = [jacobian.dense(i) / (n * self._scale) for i in range(n)]
             self._dense = torch.cat(columns, dim=1)
 
-    def errors(self, offset: Tensor, settings: Settings) -> list[Value]:
+    def errors(self, settings: Settings) -> list[Value]:
+        """Error in each sample of the best estimator of all of them."""
         if settings.noise_std is None:
-            return [Value.without("not computed", "needs noise_std")] * len(offset)
+            nothing = Value.without("not computed", "needs noise_std")
+            return [nothing] * len(self._offset)
         factor: FactorOperator = self._operator
-        products, tol = self._effort.products, 1e-3
+        products, tol = self._products, 1e-3
         if self._dense is not None:
             factor = DenseFactor(self._dense[None])
             products, tol = factor.size, _EXACT_TOL
         return joint_errors(
             factor,
             self._mismatch.delta,
-            offset,
+            self._offset,
             scale=self._scale,
             epsilon=(settings.noise_std / settings.prior_std) ** 2,
             rounding=self._rounding,
@@ -204,29 +296,24 @@ class _Joint:
             tol=tol,
         )
 
-    def scores(
-        self,
-        losses: Tensor,
-        offset: Tensor,
-        scores: Sequence[Score],
-        settings: Settings,
-    ) -> dict[str, Value]:
-        size, d_theta = self._operator.size, self._operator.rows
+    def spectrum(self) -> SampleSpectrum:
+        """What is known of all samples as one input."""
         delta = self._mismatch.delta.to(self._operator.dtype)[None]
-        evidence = evidence_of(
-            self._by_products() if self._dense is None else self._exactly(self._dense),
-            d_x=size,
-            d_theta=d_theta,
-            loss=float(losses.mean()),
-            grad_norm=self._norm,
-            pulled=self._operator.backward(delta)[0].double() * self._scale,
-            mismatch=self._mismatch,
-            offset=offset.reshape(-1),
-            why=too_large(size),
+        dense = self._dense
+        return _with_mismatch(
+            replace(
+                self._by_products() if dense is None else self._exactly(dense),
+                d_x=self._operator.size,
+                rank=min(self._operator.rows, self._operator.size),
+                loss=Value(float(self._inputs.losses.mean())),
+                grad_norm=Value(self._norm),
+            ),
+            self._mismatch,
+            self._operator.backward(delta)[0].double() * self._scale,
+            self._offset.reshape(-1),
         )
-        return {s.name: value_of(s, evidence, settings) for s in scores}
 
-    def _exactly(self, dense: Tensor) -> Found:
+    def _exactly(self, dense: Tensor) -> SampleSpectrum:
         j = dense.double()
         return from_matrix(
             j.mT @ j,
@@ -239,35 +326,35 @@ class _Joint:
             eigenvectors=True,
         )
 
-    def _by_products(self) -> Found:
+    def _by_products(self) -> SampleSpectrum:
         squared = self._scale**2
-        plain = self._ends(JointJacobian(self._jacobian), 0)
-        cosine = (NO_DIRECTION, NO_DIRECTION)
+        jacobian = self._inputs.jacobian
+        plain = self._ends(JointJacobian(jacobian), 0)
+        cos_max = cos_min = NO_DIRECTION
         if self._norm > 0:
             factor = squared / self._norm**2
-            found = self._ends(JointJacobian(self._jacobian, self._unit), 1)
-            cosine = (times(found[0], factor), times(found[1], factor))
-        gone = Value.without("not computed", "Σλ is not estimated for several samples")
-        return Found(
-            lambda_max=times(plain[0], squared),
-            lambda_min=times(plain[1], squared),
-            cos_max=cosine[0],
-            cos_min=cosine[1],
-            trace=gone,
+            cosine = self._ends(JointJacobian(jacobian, self._unit), 1)
+            cos_max, cos_min = (value.times(factor) for value in cosine)
+        return SampleSpectrum(
+            lambda_max=plain[0].times(squared),
+            lambda_min=plain[1].times(squared),
+            cos_max=cos_max,
+            cos_min=cos_min,
+            trace=Value.without(
+                "not computed", "Σλ is not estimated for several samples"
+            ),
             precision=Precision(factor=self._rounding).scaled(squared),
         )
 
     def _ends(self, factor: JointJacobian, lost: int) -> tuple[Value, Value]:
         # λ_min of so many elements is out of reach of products.
-        found = ends(
+        extremes = ends(
             factor,
             smallest=False,
             tol=_TOL[factor.dtype],
-            max_matvecs=self._effort.products,
+            max_matvecs=self._products,
         )
-        top = float(found.lambda_max[0])
-        eps = torch.finfo(factor.dtype).eps
-        assumed = eps * math.sqrt(factor.size * max(top, 0.0))
-        precision = [Precision(factor=max(self._rounding, assumed))]
-        shape = (1, factor.rows, factor.size)
-        return pairs(shape, found, precision, factor.rows - lost)[0]
+        top, eps = float(extremes.lambda_max[0]), torch.finfo(factor.dtype).eps
+        precision = Precision.of_products(top, factor.size, eps, self._rounding)
+        zero = factor.rows - lost < factor.size
+        return end_values(extremes, [precision], zero=zero)[0]

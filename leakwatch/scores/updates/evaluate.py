@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -13,21 +14,12 @@ from torch import Tensor
 
 from leakwatch.checks import check_shape
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
-from leakwatch.scores.measure.batches import sample_losses
+from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.registry import Score
-from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
-from leakwatch.scores.updates.client import (
-    JOINT,
-    ClientScores,
-    Effort,
-    score_client,
-)
-from leakwatch.scores.updates.mismatch import Mismatch
+from leakwatch.scores.updates.client import ClientScores, Effort, score_client
 from leakwatch.scores.updates.result import UpdateScores
 from leakwatch.scores.updates.surrogate import Surrogate
-from leakwatch.status import describe_error
 from leakwatch.weight_update import WeightUpdate
 
 __all__ = ["check_clients", "evaluate_update"]
@@ -74,29 +66,22 @@ def evaluate_update(
     _check_alpha(alpha)
     if not (effort.blocks or effort.joint):
         raise ValueError("blocks and joint are both False, so there is no score.")
-    found: list[_Client] = []
+    clients: list[_Client] = []
     errors: list[Exception] = []
     for client in range(update.clients):
+        inputs = ScoreInputs(
+            gradients, x[client], y[client], input_scale, offset[client]
+        )
+        surrogate = Surrogate(gradients, update, client)
         try:
-            found.append(
-                _client(
-                    Surrogate(gradients, update, client),
-                    x[client],
-                    y[client],
-                    scores,
-                    settings,
-                    offset[client],
-                    input_scale,
-                    alpha,
-                    effort,
-                )
-            )
+            clients.append(_client(surrogate, inputs, scores, settings, alpha, effort))
         except Exception as error:
             errors.append(error)
-            found.append(_Client.failed(error, scores, x.shape[1], effort))
+            nothing = ClientScores.failed(error, scores, x.shape[1], effort)
+            clients.append(_Client(nothing))
     if len(errors) == update.clients:
         raise errors[0]
-    return _gathered(found, gradients.notes, time.perf_counter() - started)
+    return _gathered(clients, gradients.notes, time.perf_counter() - started)
 
 
 def check_clients(
@@ -144,46 +129,27 @@ def _check_alpha(alpha: object) -> None:
         raise ValueError(f"alpha must be in [0, 1], got {alpha}; 1 is w_0, 0 is w_T.")
 
 
+@final
+@dataclass(frozen=True)
 class _Client:
-    """What was found about one client."""
+    """One client's scores, and the surrogate that they hold at."""
 
-    def __init__(
-        self,
-        alpha: float,
-        mismatch: Mismatch | None,
-        noise_std: float,
-        similarity: float,
-        scores: ClientScores,
-    ) -> None:
-        self.alpha, self.noise_std = alpha, noise_std
-        self.similarity, self.scores = similarity, scores
-        self.mismatch = math.nan
-        if mismatch is not None and float(mismatch.gradient.norm()) > 0:
-            self.mismatch = float(mismatch.delta.norm() / mismatch.gradient.norm())
-
-    @classmethod
-    def failed(
-        cls, error: Exception, scores: Sequence[Score], n: int, effort: Effort
-    ) -> _Client:
-        gone = Value.without("failed", describe_error(error))
-        names = [s.name for s in scores] if effort.blocks else []
-        names += JOINT if effort.joint else ()
-        client = {s.name: gone for s in scores} if effort.joint else {}
-        nothing = ClientScores({name: [gone] * n for name in names}, client)
-        return cls(math.nan, None, math.nan, math.nan, nothing)
+    scores: ClientScores
+    alpha: float = math.nan
+    similarity: float = math.nan
+    mismatch: float = math.nan
+    noise_std: float = math.nan
 
 
 def _client(
     surrogate: Surrogate,
-    x: Tensor,
-    y: Tensor,
+    inputs: ScoreInputs,
     scores: Sequence[Score],
     settings: Settings,
-    offset: Tensor,
-    input_scale: Tensor | None,
     alpha: float | None,
     effort: Effort,
 ) -> _Client:
+    x, y = inputs.x, inputs.y
     best = surrogate.best_alpha(x, y) if alpha is None else alpha
     if not math.isfinite(best):
         raise ArithmeticError(
@@ -196,57 +162,55 @@ def _client(
             "the gradient at the surrogate is zero or not finite; look for overflow in "
             "the weights of this client"
         )
-    assumed = settings.noise_std or mismatch.noise_std
+    assumed = replace(settings, noise_std=settings.noise_std or mismatch.noise_std)
     with surrogate.at(best) as gradients:
-        jacobian = GradientJacobian(gradients, x, y, input_scale=input_scale)
-        found = score_client(
-            jacobian,
-            mismatch,
-            sample_losses(gradients, x, y),
-            offset,
-            scores,
-            replace(settings, noise_std=assumed),
-            effort,
-        )
-    return _Client(best, mismatch, assumed, surrogate.cosine(mismatch.gradient), found)
+        at_surrogate = replace(inputs, gradients=gradients)
+        values = score_client(at_surrogate, mismatch, scores, assumed, effort)
+    size, _ = mismatch.direction
+    return _Client(
+        values,
+        alpha=best,
+        similarity=surrogate.cosine(mismatch.gradient),
+        mismatch=float(mismatch.delta.norm()) / size if size > 0 else math.nan,
+        noise_std=assumed.noise_std or math.nan,
+    )
 
 
 def _gathered(
-    found: Sequence[_Client], notes: tuple[str, ...], seconds: float
+    clients: Sequence[_Client], notes: tuple[str, ...], seconds: float
 ) -> UpdateScores:
-    first = found[0].scores
+    def column(numbers: list[Any]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float64)
 
-    def column(name: str) -> Tensor:
-        return torch.tensor([getattr(c, name) for c in found], dtype=torch.float64)
-
-    def rows(name: str) -> list[list[Value]]:
-        return [c.scores.samples[name] for c in found]
-
+    rows = {
+        name: [c.scores.samples[name] for c in clients]
+        for name in clients[0].scores.samples
+    }
+    wholes = {
+        name: [c.scores.client[name] for c in clients]
+        for name in clients[0].scores.client
+    }
     return UpdateScores(
         numbers={
-            name: torch.tensor(
-                [[v.number for v in row] for row in rows(name)], dtype=torch.float64
-            )
-            for name in first.samples
+            name: column([[value.number for value in row] for row in table])
+            for name, table in rows.items()
         },
         status={
-            name: tuple(tuple(v.status for v in row) for row in rows(name))
-            for name in first.samples
+            name: tuple(tuple(value.status for value in row) for row in table)
+            for name, table in rows.items()
         },
         client_numbers={
-            name: torch.tensor(
-                [c.scores.client[name].number for c in found], dtype=torch.float64
-            )
-            for name in first.client
+            name: column([value.number for value in values])
+            for name, values in wholes.items()
         },
         client_status={
-            name: tuple(c.scores.client[name].status for c in found)
-            for name in first.client
+            name: tuple(value.status for value in values)
+            for name, values in wholes.items()
         },
-        alpha=column("alpha"),
-        similarity=column("similarity"),
-        mismatch=column("mismatch"),
-        noise_std=column("noise_std"),
+        alpha=column([c.alpha for c in clients]),
+        similarity=column([c.similarity for c in clients]),
+        mismatch=column([c.mismatch for c in clients]),
+        noise_std=column([c.noise_std for c in clients]),
         notes=notes,
         seconds=seconds,
     )

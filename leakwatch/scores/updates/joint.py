@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from leakwatch.derivatives.jacobian import GradientJacobian
-from leakwatch.scores.measure.found import NOT_FINITE
-from leakwatch.scores.measure.sample_spectrum import after_products
+from leakwatch.scores.measure.sample_spectrum import NOT_FINITE, after_products
 from leakwatch.scores.result import ACCURATE, Value, judged
 from leakwatch.spectrum import (
     DampedSolution,

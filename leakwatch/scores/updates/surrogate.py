@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -12,11 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.derivatives import GradientMap
-from leakwatch.scores.updates.mismatch import Mismatch
+from leakwatch.scores.result import ACCURATE
 from leakwatch.status import describe_error
 from leakwatch.weight_update import WeightUpdate, search_segment
 
-__all__ = ["Surrogate"]
+__all__ = ["Mismatch", "Surrogate"]
 
 # Per-sample gradients formed at once stay below this.
 _GROUP_BYTES = 256 * 2**20
@@ -25,6 +26,60 @@ _TOLERANCE = 1e-3
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
 # In units of the last place, where it can't be measured.
 _ASSUMED = 32
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Mismatch:
+    """What an attacker who takes the update for a gradient at ŵ overlooks.
+
+    Attributes:
+        delta: δ = s (w_0 − w_T) − g_ŵ(X), ``(d_θ,)``, float64.
+        factor: s = ⟨w_0 − w_T, g_ŵ(X)⟩/‖w_0 − w_T‖², which makes δ smallest.
+        gradient: g_ŵ(X), the mean gradient of the client's samples, ``(d_θ,)``,
+            float64.
+        rounding: what the arithmetic of weights and gradient does to δ, as a norm. That
+            of the weights is part of what a client shares.
+        uncertainty: the gradient's part, which is an error of δ.
+    """
+
+    delta: Float[Tensor, " d_theta"]
+    factor: float
+    gradient: Float[Tensor, " d_theta"]
+    rounding: float
+    uncertainty: float = 0.0
+
+    @property
+    def direction(self) -> tuple[float, Float[Tensor, " d_theta"]]:
+        """‖g_ŵ(X)‖ and g_ŵ(X)/‖g_ŵ(X)‖, zero where the gradient vanishes."""
+        size = float(self.gradient.norm())
+        return size, self.gradient / size if size > 0 else self.gradient
+
+    @property
+    def doubt(self) -> float:
+        """How much of δ may be an error, relative."""
+        size = float(self.delta.norm())
+        return self.uncertainty / size if size > 0 else math.inf
+
+    @property
+    def judged(self) -> bool:
+        """Whether δ is accurate, so that each score can tell what its errors do."""
+        return self.doubt <= ACCURATE
+
+    @property
+    def entry_error(self) -> float:
+        """Error of each entry of δ that scores must reckon with.
+
+        0 where δ is mostly error: then its size is all that scores can say, and a bound
+        would only hide that it is small.
+        """
+        return self.uncertainty / math.sqrt(len(self.delta)) if self.judged else 0.0
+
+    @property
+    def noise_std(self) -> float:
+        """δ's energy per coordinate, √(‖δ‖²/d_θ), and at least that of rounding."""
+        size = max(float(self.delta.norm()), self.rounding)
+        return size / math.sqrt(len(self.delta))
 
 
 @final
@@ -58,8 +113,8 @@ class Surrogate:
         >>> gradients = GradientMap(net, dtype=torch.float64)
         >>> step = w - 0.1 * gradients(x, y).mean(0)
         >>> update = WeightUpdate(w, step[None], None, (3,), 4)
-        >>> found = Surrogate(gradients, update, 0).similarity(x, y, 1.0)
-        >>> round(found, 12)  # one step of gradient descent is a gradient at w_0
+        >>> similarity = Surrogate(gradients, update, 0).similarity(x, y, 1.0)
+        >>> round(similarity, 12)  # one step of gradient descent is a gradient at w_0
         1.0
     """
 
@@ -156,12 +211,11 @@ class Surrogate:
         Returns:
             α; NaN where the gradient vanishes all along the segment.
         """
-        found = search_segment(
+        return search_segment(
             lambda alpha: self.similarity(x, y, alpha),
             points=_GRID,
             tolerance=_TOLERANCE,
-        )
-        return found.best_alpha
+        ).best_alpha
 
     def mismatch(
         self, x: Float[Tensor, "n ..."], y: Int[Tensor, " n"], alpha: float

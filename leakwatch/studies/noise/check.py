@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leakwatch.attacks import GaussNewton
 from leakwatch.attacks.api import attack
 from leakwatch.quality import quality
-from leakwatch.studies.noise.spectra import SampleSpectrum
+from leakwatch.studies.noise.spectra import NoiseResponse
 
 # By this factor the rest may exceed what the noise leaves at the true image.
 _MATCHED: Final = 1.1
@@ -84,7 +84,7 @@ class CheckAttack:
     radius: float
     seed: int
     time_limit: float | None
-    spectra: tuple[SampleSpectrum, ...]
+    spectra: tuple[NoiseResponse, ...]
     sharing: dict[str, Any]
 
     def run(self, places: Sequence[int], noise_std: float) -> tuple[Check, ...]:

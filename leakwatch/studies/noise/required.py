@@ -12,7 +12,7 @@ from leakwatch.reporting.words import count
 from leakwatch.scores import Value
 from leakwatch.scores.measure.gaussian_channel import noise_for_squared_error
 from leakwatch.status import OK, Status
-from leakwatch.studies.noise.spectra import SampleSpectrum
+from leakwatch.studies.noise.spectra import NoiseResponse
 
 
 @final
@@ -36,7 +36,7 @@ class Enough:
 
 
 def enough(
-    spectra: Sequence[SampleSpectrum],
+    spectra: Sequence[NoiseResponse],
     target_psnr: float,
     share: float,
     hopeless: Mapping[int, Status] = MappingProxyType({}),
@@ -70,7 +70,7 @@ def enough(
     return Enough(noise, rough[0] if rough else OK, needed, order, held)
 
 
-def _needed(spectrum: SampleSpectrum, target_psnr: float) -> Value:
+def _needed(spectrum: NoiseResponse, target_psnr: float) -> Value:
     value, channel = spectrum.noise_for(target_psnr), spectrum.channel
     if not value.status.usable or channel is None:
         return value

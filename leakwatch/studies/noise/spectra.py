@@ -13,7 +13,7 @@ from torch import Tensor
 from leakwatch.reporting.quantities import Quantity
 from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
 from leakwatch.scores.measure.gaussian_channel import Channel, channel
-from leakwatch.scores.measure.sample_spectrum import Evidence
+from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import Score
 from leakwatch.scores.result import ScoreResult, Value
 from leakwatch.scores.settings import Settings
@@ -38,7 +38,7 @@ class SpectrumKeeper:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Evidence, Settings]] = []
+        self._kept: list[tuple[SampleSpectrum, Settings]] = []
         self.score = Score(
             name=_NAME,
             compute=self._keep,
@@ -49,85 +49,85 @@ class SpectrumKeeper:
             source="this library",
         )
 
-    def of(self, result: ScoreResult) -> tuple[SampleSpectrum, ...]:
+    def of(self, result: ScoreResult) -> tuple[NoiseResponse, ...]:
         """The spectrum of each sample of the result that ``score`` was part of."""
         places = result[_NAME].tolist()
         return tuple(
-            SampleSpectrum(None, Settings(), status)
+            NoiseResponse(None, Settings(), status)
             if math.isnan(place)
-            else SampleSpectrum(*self._kept[int(place)], status)
+            else NoiseResponse(*self._kept[int(place)], status)
             for place, status in zip(places, result.status[_NAME], strict=True)
         )
 
-    def _keep(self, evidence: Evidence, settings: Settings) -> Value:
-        self._kept.append((evidence, settings))
+    def _keep(self, spectrum: SampleSpectrum, settings: Settings) -> Value:
+        self._kept.append((spectrum, settings))
         return Value(float(len(self._kept) - 1))
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class SampleSpectrum:
+class NoiseResponse:
     """What one sample's spectrum predicts under Gaussian noise.
 
     Attributes:
-        evidence: what was measured; ``None`` for a sample that failed.
+        spectrum: what was measured; ``None`` for a sample that failed.
         settings: the prior and the pixels.
         status: why there is nothing, where there is nothing.
     """
 
-    evidence: Evidence | None
+    spectrum: SampleSpectrum | None
     settings: Settings
     status: Status
 
     def error(self, noise_std: float) -> Value:
         """Predicted error, norm over the image, of the best estimator: i2f_bayes."""
-        if self.evidence is None:
+        if self.spectrum is None:
             return Value(math.nan, self.status)
-        return i2f_bayes(self.evidence, replace(self.settings, noise_std=noise_std))
+        return i2f_bayes(self.spectrum, replace(self.settings, noise_std=noise_std))
 
     def psnr(self, noise_std: float) -> Value:
         """Predicted PSNR, dB, of the best estimator: i2f_bayes_psnr."""
-        if self.evidence is None:
+        if self.spectrum is None:
             return Value(math.nan, self.status)
         settings = replace(self.settings, noise_std=noise_std)
-        return i2f_bayes_psnr(self.evidence, settings)
+        return i2f_bayes_psnr(self.spectrum, settings)
 
     def noise_for(self, target_psnr: float) -> Value:
         """Noise that holds this sample to a predicted PSNR: noise_std_for_psnr."""
-        if self.evidence is None:
+        if self.spectrum is None:
             return Value(math.nan, self.status)
         settings = replace(self.settings, target_psnr=target_psnr)
-        return noise_std_for_psnr(self.evidence, settings)
+        return noise_std_for_psnr(self.spectrum, settings)
 
     @property
     def channel(self) -> Channel | None:
         """The Gaussian channel, where the whole spectrum is known."""
-        if self.evidence is None:
+        if self.spectrum is None:
             return None
-        return channel(self.evidence, self.settings)
+        return channel(self.spectrum, self.settings)
 
     @property
     def grad_norm(self) -> float:
         """‖g‖, NaN where it is not known."""
-        return math.nan if self.evidence is None else self.evidence.grad_norm.number
+        return math.nan if self.spectrum is None else self.spectrum.grad_norm.number
 
 
-def inverse_sum(evidence: Evidence, settings: Settings) -> Value:
+def inverse_sum(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Σ 1/λ_i: the expected squared error of I²F per unit of noise variance (Eq. 6)."""
-    lam = evidence.eigenvalues
-    if lam is not None and (evidence.rank < evidence.d_x or not bool(lam[-1] > 0)):
+    lam = spectrum.eigenvalues
+    if lam is not None and (spectrum.rank < spectrum.d_x or not bool(lam[-1] > 0)):
         return Value.without(
             "undefined",
             "infinite: the gradient does not show every direction of the image",
         )
-    return evidence.of_spectrum(_inverse, float, "the smallest eigenvalues decide, and")
+    return spectrum.of_spectrum(_inverse, float, "the smallest eigenvalues decide, and")
 
 
-def resolved_rank(evidence: Evidence, settings: Settings) -> Value:
+def resolved_rank(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """How many eigenvalues rounding can't have made out of zero."""
-    if evidence.eigenvalues is None:
-        return evidence.no_spectrum()
-    least, _ = evidence.precision.bounds(evidence.eigenvalues, evidence.rank)
+    if spectrum.eigenvalues is None:
+        return spectrum.no_spectrum()
+    least, _ = spectrum.precision.bounds(spectrum.eigenvalues, spectrum.rank)
     return Value(float((least > 0).sum()))
 
 

@@ -21,7 +21,7 @@ from leakwatch.scores.result import judged
 from leakwatch.scores.settings import check_positive
 from leakwatch.status import Status
 from leakwatch.studies.noise.class_risk import PSNR, ClassRisk, SampleRisk, Unfairness
-from leakwatch.studies.noise.spectra import SampleSpectrum, SpectrumKeeper
+from leakwatch.studies.noise.spectra import NoiseResponse, SpectrumKeeper
 
 _Array = npt.NDArray[np.float64]
 
@@ -125,7 +125,7 @@ def _first(psnr: float) -> float:
 
 def _classes(
     samples: Sequence[SampleRisk],
-    spectra: Sequence[SampleSpectrum],
+    spectra: Sequence[NoiseResponse],
     noise_std: float,
     level: float,
 ) -> list[ClassRisk]:
@@ -183,7 +183,7 @@ def _difference(
     return excess, excess - reach, excess + reach
 
 
-def _pooled(spectra: Sequence[SampleSpectrum]) -> Channel | None:
+def _pooled(spectra: Sequence[NoiseResponse]) -> Channel | None:
     """One channel whose mean squared error is the mean over samples."""
     found = [c for s in spectra if (c := s.channel) is not None]
     if not found:
@@ -196,7 +196,7 @@ def _pooled(spectra: Sequence[SampleSpectrum]) -> Channel | None:
 
 
 def _equalising(
-    spectra: Sequence[SampleSpectrum], everyone: Channel | None, noise_std: float
+    spectra: Sequence[NoiseResponse], everyone: Channel | None, noise_std: float
 ) -> Value:
     ours = _pooled(spectra)
     if ours is None or everyone is None:

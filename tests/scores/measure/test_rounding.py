@@ -78,8 +78,8 @@ def test_a_plain_network_keeps_its_digits() -> None:
     j = GradientJacobian(GradientMap(net), x, LABELS)
     for i in range(2):
         top = float(torch.linalg.eigvalsh(j.gram(i).h)[-1])
-        measured = Precision.of(top, 16, 2.0**-23, j.rounding(i))
-        assert measured == Precision.of(top, 16, 2.0**-23)
+        measured = Precision.of_matrix(top, 16, 2.0**-23, j.rounding(i))
+        assert measured == Precision.of_matrix(top, 16, 2.0**-23)
     found = score(net, x, LABELS, noise_std=1e-3)
     assert [s.word for s in found.status["lavp_l2_min"]] == ["ok", "ok"]
 

@@ -10,7 +10,7 @@ from leakwatch.scores import Settings, Value
 from leakwatch.status import OK, Status
 from leakwatch.studies.noise.check import Check, CheckAttack
 from leakwatch.studies.noise.required import enough
-from leakwatch.studies.noise.spectra import SampleSpectrum
+from leakwatch.studies.noise.spectra import NoiseResponse
 from studies.problems import network, samples
 
 TARGET = 15.0
@@ -91,11 +91,11 @@ def test_a_gradient_that_shows_too_little_needs_no_noise() -> None:
 
 def spectrum(
     needed: float, monkeypatch: pytest.MonkeyPatch, table: dict[int, Value]
-) -> SampleSpectrum:
-    made = SampleSpectrum(None, Settings(), OK)
+) -> NoiseResponse:
+    made = NoiseResponse(None, Settings(), OK)
     lost = Value.without("unresolved", "too small to tell")
     table[id(made)] = lost if math.isnan(needed) else Value(needed)
-    monkeypatch.setattr(SampleSpectrum, "noise_for", lambda s, target: table[id(s)])
+    monkeypatch.setattr(NoiseResponse, "noise_for", lambda s, target: table[id(s)])
     return made
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import leakwatch
-from leakwatch.scores.measure import batches
+from leakwatch.scores.measure import inputs
 from leakwatch.studies.noise.spectra import INVERSE_SUM, RESOLVED_RANK, SpectrumKeeper
 from studies.problems import eigenvalues, network, samples
 
@@ -15,7 +15,7 @@ def test_predictions_at_any_noise_from_one_jacobian(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[object] = []
-    original = batches.GradientJacobian
+    original = inputs.GradientJacobian
 
     def counted(*args: object, **more: object) -> object:
         made.append(args)
@@ -23,7 +23,7 @@ def test_predictions_at_any_noise_from_one_jacobian(
 
     x, y = samples()
     net, keeper = network(), SpectrumKeeper()
-    monkeypatch.setattr(batches, "GradientJacobian", counted)
+    monkeypatch.setattr(inputs, "GradientJacobian", counted)
     found = leakwatch.score(net, x, y, ["lavp", keeper.score], dtype=torch.float64)
     spectra = keeper.of(found)
     assert len(spectra) == len(x)

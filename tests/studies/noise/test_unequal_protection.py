@@ -12,7 +12,7 @@ import leakwatch
 from leakwatch.scores import Settings, Value
 from leakwatch.status import OK, Status
 from leakwatch.studies.noise.class_risk import SampleRisk, Unfairness
-from leakwatch.studies.noise.spectra import SampleSpectrum
+from leakwatch.studies.noise.spectra import NoiseResponse
 from leakwatch.studies.noise.unequal_protection import _classes
 from studies.problems import eigenvalues, network, samples
 
@@ -66,7 +66,7 @@ def fake(psnr: dict[int, list[float]]) -> Unfairness:
         SampleRisk(i, label, Value(v, lost if math.isnan(v) else OK))
         for i, (label, v) in enumerate((c, v) for c, vs in psnr.items() for v in vs)
     ]
-    spectra = [SampleSpectrum(None, Settings(), s.psnr.status) for s in samples]
+    spectra = [NoiseResponse(None, Settings(), s.psnr.status) for s in samples]
     classes = _classes(samples, spectra, NOISE, 0.95)
     return Unfairness(NOISE, tuple(samples), tuple(classes), 0.95)
 

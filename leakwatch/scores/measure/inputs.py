@@ -1,0 +1,81 @@
+"""What is to be measured: samples, and what their scores have to know about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScoreInputs:
+    """Samples at a network, and what their scores have to know about them.
+
+    Attributes:
+        gradients: the gradient map.
+        x: network inputs, ``(batch, ...)``, on the network's device.
+        y: labels, ``(batch,)``.
+        input_scale: d(input)/d(pixel), ``(d_x,)``; default: 1.
+        offset: x − μ, distance from the prior mean, ``(batch, d_x)``, float64, pixel
+            units; only used with ``delta``.
+        delta: one perturbation of each sample's gradient, ``(batch, d_θ)``.
+    """
+
+    gradients: GradientMap
+    x: Float[Tensor, "batch ..."]
+    y: Int[Tensor, " batch"]
+    input_scale: Float[Tensor, " d_x"] | None = None
+    offset: Float[Tensor, "batch d_x"] | None = None
+    delta: Float[Tensor, "batch d_theta"] | None = None
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.x)
+
+    def part(self, which: slice) -> ScoreInputs:
+        """Some of the samples."""
+        return replace(
+            self,
+            x=self.x[which],
+            y=self.y[which],
+            offset=None if self.offset is None else self.offset[which],
+            delta=None if self.delta is None else self.delta[which],
+        )
+
+    @cached_property
+    def jacobian(self) -> GradientJacobian:
+        """J of each sample, with respect to pixels."""
+        return GradientJacobian(
+            self.gradients, self.x, self.y, input_scale=self.input_scale
+        )
+
+    @cached_property
+    def losses(self) -> Float[Tensor, " batch"]:
+        """The loss of each sample, whatever the rest of the batch."""
+        # One by one: the last digit of a batched loss depends on the rest of the batch.
+        return torch.cat(
+            [
+                self.gradients.losses(self.x[i : i + 1], self.y[i : i + 1])
+                for i in range(len(self))
+            ]
+        )
+
+    def rounding(self, sample: int) -> float:
+        """‖ΔJ̃‖_F, or 0 where the network has no other precision to compare with."""
+        try:
+            return self.jacobian.rounding(sample)
+        except Exception as error:
+            self.gradients.note(
+                "how much rounding changes its Jacobian is assumed, not measured: it "
+                "can't be evaluated in both float32 and float64 "
+                f"({type(error).__name__})"
+            )
+            return 0.0
