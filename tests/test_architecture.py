@@ -280,11 +280,22 @@ def test_a_wheel_installed_elsewhere_has_every_public_name(tmp_path: Path) -> No
         names = archive.namelist()
         archive.extractall(elsewhere)
     assert "leakwatch/py.typed" in names
+    for kind in ("j2", "css", "js"):
+        ours = {
+            str(path.relative_to(ROOT)) for path in ROOT.glob(f"leakwatch/**/*.{kind}")
+        }
+        assert ours
+        assert ours == {n for n in names if n.endswith(f".{kind}")}
     assert not [n for n in names if n.startswith(("callbacks", "datamodules", "tests"))]
     code = "import importlib, leakwatch\n" + "\n".join(
         f"m = importlib.import_module({module!r}); [getattr(m, n) for n in {names!r}]"
         for module, names in PUBLIC.items()
     )
+    code += """
+from leakwatch.reporting import RiskLedger, Row, write_report
+RiskLedger("run").append([Row(0, 0, 7, 1, "i2f_psnr", 21.5)])
+assert "a predicted PSNR of" in write_report("run").read_text("utf-8")
+"""
     code += f"\nassert leakwatch.__file__.startswith({str(elsewhere)!r})"
     subprocess.run(
         [

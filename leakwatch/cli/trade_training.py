@@ -195,7 +195,7 @@ def publish(
 
 
 def _publish_all(found: TradeOff, logger: WandbLogger) -> list[str]:
-    head, lines = columns(found)
+    head, lines = columns(found.overview)
     logger.log_table(f"{_PREFIX}/table", columns=head, data=lines)
     refused: list[str] = []
     try:

@@ -7,18 +7,14 @@ Needs numpy and the standard library; tables and figures import pandas and plotl
 from __future__ import annotations
 
 from leakwatch.reporting.figures.classes import class_bars
-from leakwatch.reporting.figures.layers import (
-    LAYERS,
-    layers_over_epochs,
-    without_layers,
-)
+from leakwatch.reporting.figures.layers import layers_over_epochs, without_layers
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
 from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
 from leakwatch.reporting.html.report import write_report
 from leakwatch.reporting.ledger.ledger import LedgerWarning, RiskLedger
-from leakwatch.reporting.ledger.rows import STATUS_WORDS, Row
+from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
-from leakwatch.reporting.quantities import Quantity, quantities_from_metadata
+from leakwatch.reporting.quantities import LAYERS, Quantity, quantities_from_metadata
 from leakwatch.reporting.statistics.aggregates import (
     ClassSummary,
     Spread,
@@ -29,6 +25,7 @@ from leakwatch.reporting.statistics.aggregates import (
     worst_samples,
 )
 from leakwatch.reporting.statistics.scalars import log_scalars
+from leakwatch.status import STATUS_WORDS
 
 __all__ = [
     "LAYERS",

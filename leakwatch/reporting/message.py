@@ -23,7 +23,6 @@ class Message:
             gradient units.
         unstated: what they assume where no such noise is stated; may be empty.
         attacked: what an audit attacks, a sentence; ``{when}`` stands for its moment.
-        limits: what the numbers don't say of this kind of message: title and text.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Message:
     noise: str
     unstated: str
     attacked: str
-    limits: tuple[tuple[str, str], ...]
 
 
 GRADIENT: Final = Message(
@@ -46,21 +44,6 @@ GRADIENT: Final = Message(
     unstated="",
     attacked="Gradients of watched samples were attacked {when}, each of one sample "
     "alone.",
-    limits=(
-        (
-            "One sample per gradient.",
-            "Each number speaks of the gradient of a single sample. A gradient over a "
-            "batch, or an update over several steps, mixes samples and is usually "
-            "harder to invert; that is not measured here.",
-        ),
-        (
-            "One noise level.",
-            "Predictions hold for the noise written under “About this run”, whether or "
-            "not training adds it. If the loss of a sample falls its gradient shrinks "
-            "too, and the same noise hides more: read grad_norm and loss beside every "
-            "fall.",
-        ),
-    ),
 )
 """One gradient of one sample."""
 
@@ -74,27 +57,6 @@ UPDATE: Final = Message(
     unstated="that what one gradient does not explain of an update is Gaussian noise",
     attacked="Weight updates of watched clients were attacked {when}, each with all "
     "samples of its client at once.",
-    limits=(
-        (
-            "All samples of a client at once.",
-            "A weight update comes from several local steps on all samples of a "
-            "client. Joint scores take all of them for unknown; the other scores speak "
-            "of one sample whose companions are known. Clients with more samples, or "
-            "with another local training, are not measured here.",
-        ),
-        (
-            "One gradient stands for the local steps.",
-            "Predictions take the update for a gradient between the weights before and "
-            "after, and what that leaves unexplained for Gaussian noise, unless a "
-            "noise is written under “About this run”. An attacker who follows the "
-            "local steps themselves is not bound by that.",
-        ),
-        (
-            "Samples of one client share one attack.",
-            "They are no independent pieces of evidence, so that intervals over "
-            "samples are too narrow.",
-        ),
-    ),
 )
 """Weights before minus weights after the local training of a federated client."""
 

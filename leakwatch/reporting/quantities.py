@@ -6,7 +6,7 @@ descriptions into the run's metadata, and reporting reads them from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -21,6 +21,12 @@ ACHIEVED: Final = ("audit/near/psnr", "audit/random/psnr")
 
 BACKGROUND: Final = ("image_", "audit/baseline/")
 """How names begin of what is known of an image without any message or attack."""
+
+LAYERS: Final = "layers/"
+"""How names of the shares of layers begin; the rest is the layer's name."""
+
+SPEARMAN: Final = "audit/spearman/"
+"""How names of correlations begin; score, kind of start and metric follow."""
 
 
 @final
@@ -96,6 +102,22 @@ def describe(name: str, quantities: Mapping[str, Quantity] | None) -> Quantity:
     if name in (*HEADLINES, *ACHIEVED):
         return Quantity(name, unit="dB", direction=HIGHER_MORE)
     return Quantity(name)
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Put what a reader came for first, and what only describes an image last.
+
+    That is predicted PSNR, then the PSNR that attacks achieved; the others keep
+    their order.
+
+    Example:
+        >>> ordered(["image_std", "loss", "audit/near/psnr", "i2f_psnr"])
+        ['i2f_psnr', 'audit/near/psnr', 'loss', 'image_std']
+    """
+    unique = list(dict.fromkeys(names))
+    first = [name for name in (*HEADLINES, *ACHIEVED) if name in unique]
+    last = [name for name in unique if name.startswith(BACKGROUND)]
+    return first + [name for name in unique if name not in (*first, *last)] + last
 
 
 def class_names_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from leakwatch.reporting.ledger.table import Moment
@@ -98,3 +99,22 @@ def moment_words(moment: Moment) -> str:
     if moment.epoch == 0:
         return "before training" if moment.step == 0 else f"at step {moment.step}"
     return f"after epoch {moment.epoch}"
+
+
+def aligned(grid: Sequence[Sequence[str]]) -> str:
+    """Write rows of cells as lines of text: first column flush left, others right.
+
+    Example:
+        >>> print(aligned([["scheme", "psnr"], ["normal", "21.3"], ["he", "9.0"]]))
+        scheme  psnr
+        normal  21.3
+        he       9.0
+    """
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in grid
+    )

@@ -39,7 +39,7 @@ from leakwatch.reporting import (
     quantities_from_metadata,
     summarize,
 )
-from leakwatch.reporting.figures.extras import require
+from leakwatch.reporting.extras import require
 
 
 @pytest.fixture
@@ -234,9 +234,9 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
             return require("plotly_is_not_here", purpose)
         return require(module, purpose)
 
-    from leakwatch.reporting.html import frame
+    from leakwatch.reporting.html import page
 
-    monkeypatch.setattr(frame, "require", missing)
+    monkeypatch.setattr(page, "require", missing)
     watched = monitor(report=True)
     run = fit(tmp_path, watched)
     assert run.current_epoch == 1

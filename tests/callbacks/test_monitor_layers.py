@@ -48,7 +48,7 @@ def test_without_the_exact_solver_there_are_no_shares(tmp_path: Path) -> None:
     assert rows
     assert all(r.status.startswith("not computed: needs") for r in rows)
     html = write_report(watched.run_directory).read_text("utf-8")
-    assert "needs solver=&#x27;exact&#x27;" in html
+    assert "needs solver=&#39;exact&#39;" in html
 
 
 def test_nothing_about_layers_unless_asked(tmp_path: Path) -> None:

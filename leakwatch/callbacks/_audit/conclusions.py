@@ -9,7 +9,7 @@ import numpy as np
 
 from leakwatch.callbacks._audit.plan import Kind
 from leakwatch.reporting import Column, LedgerTable, Row
-from leakwatch.reporting.html.correlations import SPEARMAN
+from leakwatch.reporting.quantities import SPEARMAN
 from leakwatch.reporting.statistics.achieved import (
     Achieved,
     achieved,

@@ -17,7 +17,7 @@ from leakwatch.reporting import (
     without_layers,
 )
 from leakwatch.reporting.quantities import HEADLINES
-from leakwatch.reporting.statistics.keys import PREFIX
+from leakwatch.reporting.statistics.scalars import PREFIX
 
 __all__ = ["scalars_of", "sentence", "time_rows"]
 

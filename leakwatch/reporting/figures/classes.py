@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
-from leakwatch.reporting.figures.extras import require
 from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
-from leakwatch.reporting.quantities import Quantity, class_label, describe
+from leakwatch.reporting.quantities import Quantity, class_label, describe, ordered
 from leakwatch.reporting.statistics.aggregates import (
     ClassSummary,
     summarize,
@@ -47,7 +47,7 @@ def class_bars(
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
     most = 0
-    for name in style.ordered(table.quantities):
+    for name in ordered(table.quantities):
         found = table.last(name)
         if found is None:
             continue

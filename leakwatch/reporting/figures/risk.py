@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
-from leakwatch.reporting.figures.extras import require
 from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import Column, LedgerTable
 from leakwatch.reporting.quantities import (
@@ -21,6 +21,7 @@ from leakwatch.reporting.quantities import (
     HEADLINES,
     Quantity,
     describe,
+    ordered,
 )
 from leakwatch.reporting.statistics.aggregates import (
     describe_counts,
@@ -65,7 +66,7 @@ def risk_over_epochs(
         return None
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
-    for name in style.ordered(table.quantities):
+    for name in ordered(table.quantities):
         quantity = describe(name, quantities)
         groups[name], layouts[name] = _risk_traces(
             table, quantity, class_names, worst=worst, floor=floor

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
-from leakwatch.reporting.figures.extras import require
 from leakwatch.reporting.ledger.table import Moment
 from leakwatch.reporting.words import moment_words
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from leakwatch.reporting.figures.extras import require
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.ledger.table import Moment
-from leakwatch.reporting.quantities import (
-    ACHIEVED,
-    BACKGROUND,
-    HEADLINES,
-    Quantity,
-    class_label,
-    describe,
-)
+from leakwatch.reporting.quantities import Quantity, class_label, describe
 
 # Okabe and Ito's palette, distinct for the common colour-vision deficiencies.
 BLUE: Final = "#0072B2"
@@ -86,22 +79,6 @@ def new_figure(title: str, subtitle: str, height: int, **layout: Any) -> Any:
     )
     figure.update_layout(**layout)
     return figure
-
-
-def ordered(names: Iterable[str]) -> list[str]:
-    """Put what a reader came for first, and what only describes an image last.
-
-    That is predicted PSNR, then the PSNR that attacks achieved; the others keep
-    their order.
-
-    Example:
-        >>> ordered(["image_std", "loss", "audit/near/psnr", "i2f_psnr"])
-        ['i2f_psnr', 'audit/near/psnr', 'loss', 'image_std']
-    """
-    found = list(dict.fromkeys(names))
-    first = [name for name in (*HEADLINES, *ACHIEVED) if name in found]
-    last = [name for name in found if name.startswith(BACKGROUND)]
-    return first + [name for name in found if name not in (*first, *last)] + last
 
 
 def axis_title(quantity: Quantity) -> str:

@@ -7,23 +7,31 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
 from leakwatch.reporting.figures.attacks import achieved_over_epochs, predicted_achieved
-from leakwatch.reporting.html.correlations import correlations
-from leakwatch.reporting.html.gallery import gallery
-from leakwatch.reporting.html.markup import card, esc, figure_panel, table
-from leakwatch.reporting.ledger.rows import is_usable, status_reason
+from leakwatch.reporting.html.correlations import Correlations, make_correlations
+from leakwatch.reporting.html.markup import (
+    Badge,
+    Card,
+    Panel,
+    data_uri,
+    make_panel,
+    thumbnail,
+)
+from leakwatch.reporting.ledger.rows import is_usable, status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable, Moment
 from leakwatch.reporting.message import Message
-from leakwatch.reporting.quantities import Quantity
+from leakwatch.reporting.quantities import Quantity, class_label
 from leakwatch.reporting.statistics.achieved import (
     KINDS,
     Achieved,
     achieved,
     audits,
+    conclusive_values,
 )
 from leakwatch.reporting.words import (
     HARDLY_BELOW,
@@ -34,49 +42,118 @@ from leakwatch.reporting.words import (
     psnr_level,
 )
 
-__all__ = ["attack_lead", "attack_section"]
+__all__ = ["AttackSection", "Attacked", "make_attacked", "make_attacks", "unexplained"]
 
 _CLIENT: Final = re.compile(r"update/client-(\d+)/(.+)")
 _SIMILARITY: Final = "surrogate_similarity"
-#: Of each client, with what a reader sees above the column.
-_OF_CLIENTS: Final = {
-    "psnr": ("mean PSNR", "dB, conclusive attacks"),
-    "loss": ("left by the attack", "1 − cos"),
-    _SIMILARITY: ("left by the true samples", "1 − cos"),
-    "surrogate_mismatch": ("mismatch", "‖δ‖/‖g‖"),
-    "seconds": ("time", "s"),
-}
+#: Of each client, in the order of the table.
+_OF_CLIENTS: Final = ("psnr", "loss", _SIMILARITY, "surrogate_mismatch", "seconds")
 _MOST_REASONS: Final = 4
+_MOST_SHOWN: Final = 60
+_WORDS: Final = {1.0: "recovered", 0.5: "partly", 0.0: "not recovered"}
 # ‖δ‖/‖g‖; docs/federated.md has what predictions were worth at 0.05 to 0.3.
 _EXPLAINED: Final = 0.2
 
 
-def attack_lead(ledger: LedgerTable) -> str:
-    """Return what the latest audit achieved, for the top; empty without one."""
-    found = _latest(ledger)
-    if not found:
-        return ""
-    moment, kinds = found
-    parts = "; ".join(
-        f"{KINDS[kind].partition(' (')[0]}: <strong>{esc(known)}</strong>"
-        for kind, known in kinds.items()
-    )
-    return (
-        f'<p class="lead">Attacks that were really run {esc(moment_words(moment))}: '
-        f"{parts}.</p>"
+class KindResult(NamedTuple):
+    """A kind of attack and what it came to, in words."""
+
+    name: str
+    result: str
+
+
+class Attacked(NamedTuple):
+    """What the latest audit achieved, for the top of the report."""
+
+    when: str
+    kinds: tuple[KindResult, ...]
+
+
+class Reason(NamedTuple):
+    """Why attacks on some samples are inconclusive."""
+
+    kind: str
+    samples: str
+    reason: str
+
+
+class Result(NamedTuple):
+    """A reconstruction: addresses of its pictures (may be empty), PSNR, verdict."""
+
+    image: str
+    difference: str
+    psnr: str
+    level: str
+    verdict: Badge
+
+
+class GalleryRow(NamedTuple):
+    """An attacked sample: its class, its picture, and a result for each kind."""
+
+    sample: int
+    name: str
+    original: str
+    results: tuple[Result, ...]
+
+
+class Gallery(NamedTuple):
+    """Originals beside reconstructions; ``more`` says how many are left out."""
+
+    kinds: tuple[str, ...]
+    rows: tuple[GalleryRow, ...]
+    more: str
+
+
+@final
+@dataclass(frozen=True)
+class AttackSection:
+    """What the section on attacks shows.
+
+    Attributes:
+        attacked: What was attacked, a sentence.
+        noun: What a client shares.
+        cards: Results, and what a blind guess reaches.
+        figures: Course over training, and prediction against result.
+        inconclusive: Why attacks say nothing, most frequent reason first.
+        gallery: Pictures, where they were kept.
+        clients: Name and values, in words, of each client of a federated run.
+        correlations: Which scores foresaw it.
+    """
+
+    attacked: str
+    noun: str
+    cards: tuple[Card, ...]
+    figures: tuple[Panel, ...]
+    inconclusive: tuple[Reason, ...]
+    gallery: Gallery | None
+    clients: tuple[tuple[int, tuple[str, ...]], ...]
+    correlations: Correlations | None
+
+
+def make_attacked(ledger: LedgerTable) -> Attacked | None:
+    """Return what the latest audit achieved; None without one."""
+    moment, kinds = _latest(ledger)
+    if moment is None:
+        return None
+    return Attacked(
+        moment_words(moment),
+        tuple(
+            KindResult(KINDS[kind].partition(" (")[0], str(result))
+            for kind, result in kinds.items()
+        ),
     )
 
 
 def unexplained(ledger: LedgerTable) -> str:
     """Return a caution where one gradient explains little of an update; else empty."""
-    found: dict[Moment, list[float]] = {}
+    mismatches: dict[Moment, list[float]] = {}
     for (when, name), row in ledger.run_level.items():
         match = _CLIENT.fullmatch(name)
         if match and match[2] == "surrogate_mismatch" and row.usable:
-            found.setdefault(when, []).append(row.value)
-    if not found:
+            mismatches.setdefault(when, []).append(row.value)
+    if not mismatches:
         return ""
-    median = statistics.median(found[max(found)])
+    median = statistics.median(mismatches[max(mismatches)])
     if median <= _EXPLAINED:
         return ""
     return (
@@ -86,14 +163,14 @@ def unexplained(ledger: LedgerTable) -> str:
     )
 
 
-def attack_section(
+def make_attacks(
     ledger: LedgerTable,
     attacks: Sequence[Mapping[str, Any]],
     class_names: Sequence[str] | None,
     message: Message,
     quantities: Mapping[str, Quantity],
-) -> str:
-    """Return the results of the latest audit and their course; empty without one.
+) -> AttackSection | None:
+    """Return the results of the latest audit and their course; None without one.
 
     Args:
         ledger: The run.
@@ -102,129 +179,180 @@ def attack_section(
         message: What was attacked.
         quantities: Descriptions, which give the direction of scores.
     """
-    found = _latest(ledger)
-    if not found:
-        return ""
-    moment, kinds = found
-    clients = _clients(ledger, moment)
-    parts = [
-        f'<p class="soft">{esc(message.attacked.format(when=moment_words(moment)))} '
-        f"An attack that did not match its {message.noun} is inconclusive: it failed, "
-        "which says nothing about the sample, and its numbers enter no summary.</p>",
-        '<div class="cards">'
-        + "".join(_card(kind, known) for kind, known in kinds.items())
-        + _baseline(ledger, moment, message)
-        + "</div>",
-        '<div class="two">'
-        + figure_panel("fig-achieved", achieved_over_epochs(ledger))
-        + figure_panel("fig-predicted", predicted_achieved(ledger, moment, class_names))
-        + "</div>",
-        _inconclusive(ledger, moment, list(kinds)),
-        gallery(ledger, moment, attacks, list(kinds), class_names),
-        clients,
-        correlations(ledger, moment, kinds, quantities),
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _latest(ledger: LedgerTable) -> tuple[Moment, dict[str, Achieved]] | None:
-    moments = audits(ledger)
-    if not moments:
+    moment, kinds = _latest(ledger)
+    if moment is None:
         return None
-    moment = moments[-1]
-    found = {kind: achieved(ledger, moment, kind) for kind in KINDS}
-    return moment, {k: a for k, a in found.items() if a is not None}
-
-
-def _card(kind: str, known: Achieved) -> str:
-    if not known.conclusive:
-        return card(KINDS[kind], "not known", known.note(), level="unknown")
-    if math.isnan(known.median):
-        return card(
-            KINDS[kind], f"{known.recovered} of {known.conclusive}", known.note()
-        )
-    # A low PSNR of an attack is no good news, even of one that matched: a stronger
-    # attacker may tell apart what this one could not.
-    level = psnr_level(known.median) if known.median >= HARDLY_BELOW else ""
-    return card(
-        KINDS[kind],
-        decibels(known.median),
-        f"median PSNR {known.note()}",
-        level=level,
+    figures = (
+        make_panel("fig-achieved", achieved_over_epochs(ledger)),
+        make_panel("fig-predicted", predicted_achieved(ledger, moment, class_names)),
+    )
+    cards = [_card(kind, result) for kind, result in kinds.items()]
+    return AttackSection(
+        attacked=message.attacked.format(when=moment_words(moment)),
+        noun=message.noun,
+        cards=(*cards, *_baseline(ledger, moment, message)),
+        figures=tuple(filter(None, figures)),
+        inconclusive=tuple(r for kind in kinds for r in _reasons(ledger, moment, kind)),
+        gallery=_gallery(ledger, moment, attacks, tuple(kinds), class_names),
+        clients=_clients(ledger, moment),
+        correlations=make_correlations(ledger, moment, kinds, quantities),
     )
 
 
-def _baseline(ledger: LedgerTable, moment: Moment, message: Message) -> str:
+def _latest(ledger: LedgerTable) -> tuple[Moment | None, dict[str, Achieved]]:
+    moments = audits(ledger)
+    if not moments:
+        return None, {}
+    results = {kind: achieved(ledger, moments[-1], kind) for kind in KINDS}
+    return moments[-1], {k: r for k, r in results.items() if r is not None}
+
+
+def _card(kind: str, result: Achieved) -> Card:
+    name, note = KINDS[kind], result.note()
+    if not result.conclusive:
+        return Card(name, "not known", note, "unknown")
+    if math.isnan(result.median):
+        return Card(name, f"{result.recovered} of {result.conclusive}", note)
+    note = f"median PSNR {note}"
+    return Card(name, decibels(result.median), note, _level(result.median))
+
+
+def _level(psnr: float) -> str:
+    # A low PSNR of an attack is no good news, even of one that matched: a stronger
+    # attacker may tell apart what this one could not.
+    return psnr_level(psnr) if psnr >= HARDLY_BELOW else ""
+
+
+def _baseline(ledger: LedgerTable, moment: Moment, message: Message) -> list[Card]:
     constant = ledger.columns.get((moment, "audit/baseline/constant_psnr"))
     mean = ledger.columns.get((moment, "audit/baseline/mean_psnr"))
     if constant is None or mean is None:
-        return ""
-    return card(
-        f"blind guess, without any {message.noun}",
-        decibels(float(np.median(constant.values))),
-        f"median PSNR of the best image of one colour; the mean image of the data "
-        f"reaches {decibels(float(np.median(mean.values)))}",
-    )
-
-
-def _inconclusive(ledger: LedgerTable, moment: Moment, kinds: Sequence[str]) -> str:
-    items = []
-    for kind in kinds:
-        verdict = ledger.columns[moment, f"audit/{kind}/verdict"]
-        reasons = Counter(
-            status_reason(status) or status
-            for value, status in zip(verdict.values, verdict.statuses, strict=True)
-            if not is_usable(value, status)
+        return []
+    return [
+        Card(
+            f"blind guess, without any {message.noun}",
+            decibels(float(np.median(constant.values))),
+            "median PSNR of the best image of one colour; the mean image of the data "
+            f"reaches {decibels(float(np.median(mean.values)))}",
         )
-        shown = reasons.most_common(_MOST_REASONS)
-        items += [
-            f"<li><strong>{esc(KINDS[kind])}, {count(number_of, 'sample')}:</strong> "
-            f"{esc(reason)}</li>"
-            for reason, number_of in shown
-        ]
-        left = sum(reasons.values()) - sum(number_of for _, number_of in shown)
-        if left:
-            items.append(
-                f"<li><strong>{esc(KINDS[kind])}, {count(left, 'sample')} "
-                "more:</strong> for like reasons, which the ledger holds</li>"
-            )
-    if not items:
-        return ""
-    return (
-        '<div class="notice"><strong>Inconclusive attacks.</strong> Their numbers are '
-        "left out, for these reasons. That they failed makes no sample safe; what can "
-        f"be recognised in their pictures has leaked.<ul>{''.join(items)}</ul></div>"
+    ]
+
+
+def _reasons(ledger: LedgerTable, moment: Moment, kind: str) -> list[Reason]:
+    verdict = ledger.columns[moment, f"audit/{kind}/verdict"]
+    reasons = Counter(
+        status_reason(status) or status
+        for status, usable in zip(verdict.statuses, verdict.usable, strict=True)
+        if not usable
     )
+    shown = reasons.most_common(_MOST_REASONS)
+    groups = [Reason(KINDS[kind], count(n, "sample"), reason) for reason, n in shown]
+    left = reasons.total() - sum(n for _, n in shown)
+    if left:
+        words = "for like reasons, which the ledger holds"
+        groups.append(Reason(KINDS[kind], f"{count(left, 'sample')} more", words))
+    return groups
 
 
-def _clients(ledger: LedgerTable, moment: Moment) -> str:
-    """Return what was measured of each client; empty without clients."""
-    found: dict[int, dict[str, str]] = {}
+def _clients(
+    ledger: LedgerTable, moment: Moment
+) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """Return what was measured of each client."""
+    clients: dict[int, dict[str, str]] = {}
     for (when, name), row in ledger.run_level.items():
         match = _CLIENT.fullmatch(name)
         if match and when == moment and match[2] in _OF_CLIENTS:
             value = 1 - row.value if match[2] == _SIMILARITY else row.value
             text = number(value) if row.usable else "not known"
-            found.setdefault(int(match[1]), {})[match[2]] = text
-    if not found:
-        return ""
-    head = ['<th scope="col">client</th>'] + [
-        f'<th scope="col" class="num">{esc(title)}<small>{esc(unit)}</small></th>'
-        for title, unit in _OF_CLIENTS.values()
-    ]
-    rows = [
-        f'<tr><td class="name">#{client}</td>'
-        + "".join(
-            f'<td class="num">{esc(cells.get(name, "not known"))}</td>'
-            for name in _OF_CLIENTS
-        )
-        + "</tr>"
-        for client, cells in sorted(found.items())
-    ]
-    words = (
-        "How much of each client's update the reconstruction leaves unexplained, and "
-        "how much the true samples would. Where these leave much, one gradient does "
-        "not explain the update: an attack that matches more than they do is no nearer "
-        "to them, and more steps don't help."
+            clients.setdefault(int(match[1]), {})[match[2]] = text
+    return tuple(
+        (client, tuple(values.get(name, "not known") for name in _OF_CLIENTS))
+        for client, values in sorted(clients.items())
     )
-    return f'<p class="soft">{esc(words)}</p>' + table(head, rows, "By client")
+
+
+def _gallery(
+    ledger: LedgerTable,
+    moment: Moment,
+    attacks: Sequence[Mapping[str, Any]],
+    kinds: Sequence[str],
+    class_names: Sequence[str] | None,
+) -> Gallery | None:
+    """Return original, reconstruction and difference of each attacked sample."""
+    here = [
+        kept
+        for kept in attacks
+        if "original" in kept and (int(kept["epoch"]), int(kept["step"])) == moment
+    ]
+    if not here:
+        return None
+    shown = here[-1]
+    place = {int(sample): i for i, sample in enumerate(shown["sample"])}
+    labels = dict(zip(place, shown["class"].tolist(), strict=True))
+    order = _best_first(ledger, moment, labels, kinds)
+    more = len(order) - _MOST_SHOWN
+    return Gallery(
+        kinds=tuple(KINDS[kind] for kind in kinds),
+        rows=tuple(
+            GalleryRow(
+                sample=sample,
+                name=class_label(labels[sample], class_names),
+                original=_picture(shown["original"][place[sample]]),
+                results=tuple(
+                    _result(ledger, moment, kind, sample, shown, place[sample])
+                    for kind in kinds
+                ),
+            )
+            for sample in order[:_MOST_SHOWN]
+        ),
+        more=count(more, "sample") if more > 0 else "",
+    )
+
+
+def _best_first(
+    ledger: LedgerTable,
+    moment: Moment,
+    labels: Mapping[int, int],
+    kinds: Sequence[str],
+) -> list[int]:
+    """Sort samples by class, the class of the best reconstruction first."""
+    columns = [conclusive_values(ledger, moment, kind, "psnr") for kind in kinds]
+
+    def best(sample: int) -> float:
+        reached = [c.at(sample)[0] for c in columns if c is not None]
+        return max((v for v in reached if not math.isnan(v)), default=-math.inf)
+
+    worst = {y: max(best(s) for s in labels if labels[s] == y) for y in labels.values()}
+    return sorted(labels, key=lambda s: (-worst[labels[s]], labels[s], -best(s)))
+
+
+def _result(
+    ledger: LedgerTable,
+    moment: Moment,
+    kind: str,
+    sample: int,
+    shown: Mapping[str, Any],
+    place: int,
+) -> Result:
+    psnr = ledger.columns.get((moment, f"audit/{kind}/psnr"))
+    value = math.nan if psnr is None else psnr.at(sample)[0]
+    score, status = ledger.columns[moment, f"audit/{kind}/verdict"].at(sample)
+    level = _level(value)
+    if is_usable(score, status):
+        style = "about" if score < 0.5 else "bad"
+        verdict = Badge(_WORDS.get(score, "not known"), style, status)
+    else:
+        failed = status_word(status) == "failed"
+        verdict = Badge("failed" if failed else "inconclusive", "about", status)
+        level = "soft"
+    image = difference = ""
+    if kind in shown:
+        original, rebuilt = shown["original"][place], shown[kind][place]
+        apart = np.abs(rebuilt.astype(np.int16) - original.astype(np.int16))
+        image, difference = _picture(rebuilt), _picture(apart.astype(np.uint8))
+    text = "" if math.isnan(value) else decibels(value)
+    return Result(image, difference, text, level, verdict)
+
+
+def _picture(pixels: Any) -> str:
+    return data_uri(thumbnail(pixels))

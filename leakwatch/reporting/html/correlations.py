@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
 
-from leakwatch.reporting.html.markup import esc, table
-from leakwatch.reporting.ledger.rows import is_usable, status_reason, status_word
+from leakwatch.reporting.html.markup import Badge, Cell
+from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable, Moment
-from leakwatch.reporting.quantities import Quantity, describe
+from leakwatch.reporting.quantities import SPEARMAN, Quantity, describe
 from leakwatch.reporting.statistics.achieved import KINDS, Achieved
 from leakwatch.reporting.words import count
 
-__all__ = ["SPEARMAN", "correlations"]
-
-#: First part of the names of correlations; score, kind of start and metric follow.
-SPEARMAN: Final = "audit/spearman/"
+__all__ = ["Correlations", "make_correlations"]
 
 _INTERVAL: Final = re.compile(r"\[[^\]]*\]")
 _PAIRS: Final = re.compile(r"n = (\d+)")
 _MANY: Final = 20
 
-_Cells = dict[str, dict[str, tuple[float, str]]]
+
+class Column(NamedTuple):
+    """A metric of one kind of attack, and how many of these count."""
+
+    metric: str
+    attacks: str
 
 
-def correlations(
+class Line(NamedTuple):
+    """A score with its direction and its correlation in each column."""
+
+    score: str
+    direction: str
+    cells: tuple[Cell, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Correlations:
+    """The correlations of one audit.
+
+    Attributes:
+        columns: Metrics of those kinds of attack that have any correlation.
+        rows: One for each score.
+        silent: A sentence for each kind of attack without any.
+        intervals: How many correlations are shown.
+        by_chance: How many of them would exclude zero if nothing were related; 0
+            where they are few.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Line, ...]
+    silent: tuple[str, ...]
+    intervals: int
+    by_chance: int
+
+
+def make_correlations(
     ledger: LedgerTable,
     moment: Moment,
     kinds: Mapping[str, Achieved],
     quantities: Mapping[str, Quantity],
-) -> str:
-    """Return the correlations of one audit; empty where none was recorded.
+) -> Correlations | None:
+    """Return the correlations of one audit; None where none was recorded.
 
     Starts without a defined correlation have no column, but a sentence.
 
@@ -42,97 +73,64 @@ def correlations(
         kinds: What each kind of attack achieved.
         quantities: Descriptions, which give the direction of scores.
     """
-    found, columns = _found(ledger, moment)
-    if not found:
-        return ""
-    cells = [cell for line in found.values() for cell in line.items()]
-    shown = {
-        column.partition("/")[0] for column, known in cells if is_usable(*known)
-    } & kinds.keys()
-    columns = [column for column in columns if column.partition("/")[0] in shown]
-    silent = [
-        f"{KINDS[kind]}: no correlation, {_why(known)}."
-        for kind, known in kinds.items()
-        if kind not in shown
-    ]
-    without = "".join(f'<p class="soft">{esc(text)}</p>' for text in silent)
-    heading = "<h3>Which scores foresaw it</h3>"
-    if not columns:
-        return heading + without
-    head = ['<th scope="col">score</th>']
-    for column in columns:
-        kind, _, metric = column.partition("/")
-        head.append(
-            f'<th scope="col" class="num">{esc(metric)}'
-            f"<small>{esc(KINDS[kind].partition(' (')[0])}, {_used(kinds[kind])}"
-            "</small></th>"
-        )
-    rows = []
-    for score, line in found.items():
-        about = describe(score, quantities).direction or "no direction of its own"
-        row = [
-            f'<td class="mono">{esc(score)}<div class="soft small">{esc(about)}'
-            "</div></td>"
-        ]
-        row += [_cell(*line.get(c, (math.nan, "not computed"))) for c in columns]
-        rows.append(f"<tr>{''.join(row)}</tr>")
-    number_of = sum(is_usable(*known) for column, known in cells if column in columns)
-    return f'{heading}<p class="soft">{esc(_words(number_of))}</p>{without}' + table(
-        head, rows, "Correlation of scores with attack quality"
-    )
-
-
-def _found(ledger: LedgerTable, moment: Moment) -> tuple[_Cells, list[str]]:
-    """Return the cells by score and column, and the columns in their order."""
-    found: _Cells = {}
+    by_score: dict[str, dict[tuple[str, str], Row]] = {}
     for (when, name), row in ledger.run_level.items():
         if when == moment and name.startswith(SPEARMAN):
             score, _, column = name.removeprefix(SPEARMAN).partition("/")
-            found.setdefault(score, {})[column] = (row.value, row.status)
-    return found, list(dict.fromkeys(c for line in found.values() for c in line))
-
-
-def _words(number_of: int) -> str:
-    words = (
-        "Rank correlation (Spearman) of each score with what conclusive attacks "
-        "achieved, with a 95 % bootstrap interval. A score that foresees attacks is "
-        "positive with PSNR and SSIM if higher means more exposed, negative if less; "
-        "with LPIPS the other way round. It should beat image_std, image_tv, loss and "
-        "grad_norm, which know nothing of the Jacobian. Inconclusive attacks are left "
-        "out, since their images say how they failed; that selects samples by the "
-        "result: hover over a number for the same with failed ones included."
+            kind, _, metric = column.partition("/")
+            by_score.setdefault(score, {})[kind, metric] = row
+    if not by_score:
+        return None
+    usable = [key for line in by_score.values() for key in line if line[key].usable]
+    shown = {kind for kind, _ in usable} & kinds.keys()
+    columns = [
+        (kind, metric)
+        for kind, metric in dict.fromkeys(k for line in by_score.values() for k in line)
+        if kind in shown
+    ]
+    intervals = sum(key in columns for key in usable)
+    return Correlations(
+        columns=tuple(
+            Column(metric, f"{KINDS[kind].partition(' (')[0]}, {_used(kinds[kind])}")
+            for kind, metric in columns
+        ),
+        rows=tuple(
+            Line(
+                score,
+                describe(score, quantities).direction or "no direction of its own",
+                tuple(_cell(line.get(column)) for column in columns),
+            )
+            for score, line in by_score.items()
+        ),
+        silent=tuple(
+            f"{KINDS[kind]}: no correlation, {_why(result)}."
+            for kind, result in kinds.items()
+            if kind not in shown
+        ),
+        intervals=intervals,
+        by_chance=max(round(intervals / 20), 1) if intervals >= _MANY else 0,
     )
-    if number_of >= _MANY:
-        words += (
-            f" Of {number_of} such intervals about {max(round(number_of / 20), 1)} "
-            "would exclude zero if no score were related to any attack."
-        )
-    return words
 
 
-def _used(known: Achieved) -> str:
-    return f"{known.conclusive} of {known.attacked} conclusive"
+def _used(result: Achieved) -> str:
+    return f"{result.conclusive} of {result.attacked} conclusive"
 
 
-def _why(known: Achieved) -> str:
-    if not known.conclusive:
-        return f"no attack on {count(known.attacked, 'sample')} was conclusive"
-    return f"{_used(known)}, too few or all alike"
+def _why(result: Achieved) -> str:
+    if not result.conclusive:
+        return f"no attack on {count(result.attacked, 'sample')} was conclusive"
+    return f"{_used(result)}, too few or all alike"
 
 
-def _cell(value: float, status: str) -> str:
-    reason = status_reason(status)
-    if not is_usable(value, status):
-        word = status_word(status) or "not known"
-        return (
-            f'<td class="num"><span class="about" title="{esc(reason)}">{esc(word)}'
-            f"</span></td>"
-        )
-    text = f"{value:+.2f}".replace("-", "−")
+def _cell(row: Row | None) -> Cell:
+    if row is None:
+        return Cell(badge=Badge("not computed", "about"))
+    reason = status_reason(row.status)
+    if not row.usable:
+        word = status_word(row.status) or "not known"
+        return Cell(badge=Badge(word, "about", reason))
     interval, pairs = _INTERVAL.search(reason), _PAIRS.search(reason)
-    about = [interval[0].replace("-", "−")] if interval else []
-    about += [f"n = {pairs[1]}"] if pairs else []
-    return (
-        f'<td class="num" title="{esc(reason)}">{text}'
-        f'<div class="soft small">{esc(", ".join(about))}</div></td>'
-    )
+    notes = [interval[0].replace("-", "−")] if interval else []
+    notes += [f"n = {pairs[1]}"] if pairs else []
+    text = f"{row.value:+.2f}".replace("-", "−")
+    return Cell(text, about=reason, note=", ".join(notes))

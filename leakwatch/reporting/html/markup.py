@@ -1,88 +1,120 @@
-"""Small pieces of HTML; everything that comes from data is escaped here."""
+"""What sections share: figures in panels, cards, cells of tables, notices, pictures."""
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+__all__ = [
+    "Badge",
+    "Card",
+    "Cell",
+    "Notice",
+    "Panel",
+    "data_uri",
+    "make_panel",
+    "sort_key",
+    "thumbnail",
+]
 
 
-def esc(content: object) -> str:
-    """Escape text for HTML content and attributes.
+@final
+@dataclass(frozen=True)
+class Panel:
+    """A plotly figure whose title and menu are HTML, which wraps on a phone.
 
-    Example:
-        >>> esc('<b> & "q"')
-        '&lt;b&gt; &amp; &quot;q&quot;'
+    Attributes:
+        anchor: Id of the element that the script draws into.
+        title: Of the figure.
+        subtitle: Below it.
+        options: Names that the menu offers; empty without one.
+        height: Pixels.
+        content: What the script draws: data, layout, and what each option changes.
+        tall: Whether the figure scrolls by itself.
     """
-    return html.escape(str(content), quote=True)
+
+    anchor: str
+    title: str
+    subtitle: str
+    options: tuple[str, ...]
+    height: int
+    content: Mapping[str, Any]
+    tall: bool
 
 
-def card(name: str, big: str, note: str, *, level: str = "", picture: str = "") -> str:
-    """Return a card with one number; texts are escaped, ``picture`` is an address."""
-    image = f'<img src="{esc(picture)}" alt="">' if picture else ""
-    wide = " wide" if picture else ""
-    return (
-        f'<div class="card{wide}">{image}<div><div class="name">{esc(name)}</div>'
-        f'<div class="big {esc(level)}">{esc(big)}</div>'
-        f'<div class="note">{esc(note)}</div></div></div>'
-    )
+@final
+@dataclass(frozen=True)
+class Card:
+    """One number with its name and a note; ``picture`` is an address."""
+
+    name: str
+    big: str
+    note: str
+    level: str = ""
+    picture: str = ""
 
 
-def section(anchor: str, title: str, *content: str) -> str:
-    """Return a section with a heading, or nothing if it has no content."""
-    inner = "\n".join(piece for piece in content if piece)
-    if not inner:
-        return ""
-    return f'<section id="{esc(anchor)}"><h2>{esc(title)}</h2>\n{inner}\n</section>'
+@final
+@dataclass(frozen=True)
+class Badge:
+    """A word in a frame: ``bad`` for trouble, ``about`` for a gap by choice."""
+
+    text: str
+    style: str
+    about: str = ""
 
 
-def table(
-    head: Iterable[str],
-    rows: Iterable[str],
-    label: str,
-    *,
-    sortable: bool = False,
-    sticky: bool = False,
-) -> str:
-    """Return a table in a container that scrolls by itself.
+@final
+@dataclass(frozen=True)
+class Cell:
+    """A cell with a number, or with a badge where there is none.
 
-    Args:
-        head: Header cells, as HTML.
-        rows: Body rows, as HTML.
-        label: What the table holds, for screen readers.
-        sortable: Whether clicking a header sorts.
-        sticky: Whether the first column stays in sight while the others scroll.
+    Attributes:
+        text: The number in words.
+        badge: Stands in its place.
+        sort: What a sortable table compares, empty for an unknown value; None where
+            the table does not sort.
+        about: Shown on hovering.
+        level: Of exposure, for the colour.
+        note: Below the number.
     """
-    words = " ".join(
-        word for word, on in (("sort", sortable), ("sticky", sticky)) if on
-    )
-    kind = f' class="{words}"' if words else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(label)}">'
-        f"<table{kind}><thead><tr>{''.join(head)}</tr></thead>\n"
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
-    )
+
+    text: str = ""
+    badge: Badge | None = None
+    sort: str | None = None
+    about: str = ""
+    level: str = ""
+    note: str = ""
 
 
-def script_json(content: Any) -> str:
-    r"""Return JSON that can't end the script element that holds it.
+@final
+@dataclass(frozen=True)
+class Notice:
+    """A box with what a reader must know: a bold start, words, a list.
 
-    Example:
-        >>> script_json({"a": "</script>"})
-        '{"a":"\\u003c/script>"}'
+    ``more`` counts the lines that are left out; ``calm`` is no warning.
     """
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("<", "\\u003c")
+
+    title: str
+    text: str = ""
+    lines: tuple[str, ...] = ()
+    more: int = 0
+    calm: bool = False
 
 
-def figure_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> str:
-    """Return a panel with a plotly figure, or nothing without a figure.
-
-    Title and menu leave the figure and become HTML, which wraps on a phone.
-    """
+def make_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> Panel | None:
+    """Return a plotly figure as a panel, or None without a figure."""
     if figure is None:
-        return ""
+        return None
     content = json.loads(figure.to_json())
     layout = content["layout"]
     title = layout.pop("title", {})
@@ -90,21 +122,73 @@ def figure_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> str:
     layout.pop("template", None)
     layout["margin"] = {"l": 8, "r": 8, "t": 10, "b": 8}
     buttons = menus[0]["buttons"] if menus else []
-    options = "".join(f"<option>{button['label']}</option>" for button in buttons)
-    select = (
-        f'<select id="{esc(anchor)}-select" aria-label="Quantity to show" '
-        f'autocomplete="off">{options}</select>'
-        if buttons
-        else ""
+    # Labels are escaped for plotly; the template escapes them again, for the page.
+    return Panel(
+        anchor=anchor,
+        title=html.unescape(title.get("text", "")),
+        subtitle=html.unescape(title.get("subtitle", {}).get("text", "")),
+        options=tuple(html.unescape(button["label"]) for button in buttons),
+        height=int(layout.get("height", 400)),
+        content={"data": content["data"], "layout": layout, "buttons": buttons},
+        tall=tall,
     )
-    subtitle = title.get("subtitle", {}).get("text", "")
-    data = {"data": content["data"], "layout": layout, "buttons": buttons}
-    height = int(layout.get("height", 400))
-    return (
-        f'<div class="panel"><div class="head"><div><h3>{title.get("text", "")}</h3>'
-        f'<p class="sub">{subtitle}</p></div>{select}</div>'
-        f'<div class="{"tall" if tall else ""}">'
-        f'<div class="plot" id="{esc(anchor)}" style="height:{height}px"></div></div>'
-        f'<script type="application/json" id="{esc(anchor)}-data">'
-        f"{script_json(data)}</script></div>"
-    )
+
+
+def sort_key(value: float) -> str:
+    """Return a number as the page's script reads it.
+
+    Example:
+        >>> sort_key(1.5), sort_key(float("-inf"))
+        ('1.5', '-Infinity')
+    """
+    return repr(value).replace("inf", "Infinity")
+
+
+def thumbnail(
+    pixels: npt.NDArray[np.uint8], longest: int = 96
+) -> npt.NDArray[np.uint8]:
+    """Shrink a picture by a whole factor to at most ``longest`` pixels a side.
+
+    Blocks are averaged; a remainder at the right and lower edge is cut off.
+    Smaller pictures come back as they are.
+
+    Args:
+        pixels: Shape (height, width, channels) with 1 or 3 channels, uint8.
+        longest: Side in pixels.
+    """
+    factor = -(-max(pixels.shape[:2]) // longest)
+    if factor <= 1:
+        return pixels
+    height, width = pixels.shape[:2]
+    tall, wide = min(factor, height), min(factor, width)
+    box = (0, 0, width - width % wide, height - height % tall)
+    small = np.asarray(_image(pixels).reduce((wide, tall), box))
+    return small.reshape(*small.shape[:2], pixels.shape[2])
+
+
+def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
+    """Return a ``data:image/png`` address that holds the picture itself.
+
+    Args:
+        pixels: Shape (height, width, channels) with 1 or 3 channels, uint8.
+
+    Raises:
+        ValueError: If the shape or the type is another.
+    """
+    stream = io.BytesIO()
+    _image(pixels).save(stream, "png")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _image(pixels: npt.NDArray[np.uint8]) -> Image.Image:
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim != 3
+        or pixels.shape[2] not in (1, 3)
+        or 0 in pixels.shape
+    ):
+        raise ValueError(
+            f"picture is {pixels.dtype} of shape {pixels.shape}, expected uint8 of "
+            "shape (height, width, 1 or 3)"
+        )
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from leakwatch.reporting.html.markup import esc
+from leakwatch.reporting.html.markup import Notice
 from leakwatch.reporting.ledger.rows import status_reason, status_word
-from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting.ledger.table import Column, LedgerTable
 from leakwatch.reporting.statistics.aggregates import count_excluded, describe_counts
 from leakwatch.reporting.words import moment_words
+
+__all__ = ["make_notices", "read_with_care"]
 
 _NOT_COMPUTED: Final = "not computed"
 # A quantity of the run may have no value yet, as the share of training before it.
 _CALM: Final = ("ok", "estimated", "undefined", _NOT_COMPUTED)
+_MOST_LINES: Final = 8
+_MOST_REASONS: Final = 4
 
 
-def notices(
+def read_with_care(texts: Sequence[str]) -> Notice | None:
+    """Return what a reader must know beside the headline; None for nothing.
+
+    Args:
+        texts: Without capital and full stop.
+    """
+    words = " ".join(f"{text[0].upper()}{text[1:]}." for text in texts if text)
+    return Notice("Read with care.", words) if words else None
+
+
+def make_notices(
     table: LedgerTable,
-    problems: Iterable[str],
+    problems: Sequence[str],
     notes: Sequence[str] = (),
     *,
     private: bool,
-) -> str:
+) -> list[Notice]:
     """Return what the reader must know before the numbers.
 
     Args:
@@ -32,99 +46,81 @@ def notices(
         notes: Caveats about the model, found while it was measured.
         private: Whether the report holds pictures of training data.
     """
-    found = [_unknown(table), _trouble(table)]
+    notices = [*_unknown(table), *_trouble(table)]
     if notes:
-        found.append(f"<strong>About this model.</strong>{_list(notes, len(notes))}")
-    sentences = list(problems)
-    if sentences:
-        found.append(
-            "<strong>Part of the record could not be read</strong> and is missing here."
-            + _list(sentences)
-        )
+        notices.append(Notice("About this model.", lines=tuple(notes)))
+    if problems:
+        title = "Part of the record could not be read"
+        notices.append(_list(title, "and is missing here.", problems))
     if private:
-        found.append(
-            "<strong>This file holds pictures of training data.</strong> Treat it as "
-            "you treat the data; nothing in it was sent anywhere."
+        notices.append(
+            Notice(
+                "This file holds pictures of training data.",
+                "Treat it as you treat the data; nothing in it was sent anywhere.",
+            )
         )
-    calm = _not_computed(table)
-    return "".join(
-        f'<div class="{kind}">{content}</div>'
-        for kind, content in (
-            *(("notice", content) for content in found),
-            ("notice calm", calm),
-        )
-        if content
-    )
+    return [*notices, *_not_computed(table)]
 
 
-def _unknown(table: LedgerTable) -> str:
+def _list(title: str, text: str, lines: Sequence[str]) -> Notice:
+    more = max(len(lines) - _MOST_LINES, 0)
+    return Notice(title, text, tuple(lines[:_MOST_LINES]), more)
+
+
+def _unknown(table: LedgerTable) -> Iterator[Notice]:
     counts: Counter[str] = Counter()
     total = 0
-    last = table.moments[-1] if table.moments else None
-    for (moment, _), column in table.columns.items():
-        if moment == last:
-            counts.update(count_excluded(column))
-            total += len(column.samples)
+    for column in _last(table).values():
+        counts.update(count_excluded(column))
+        total += len(column.samples)
     counts.pop(_NOT_COMPUTED, None)
-    if not counts:
-        return ""
-    return (
-        f"<strong>{sum(counts.values())} of {total} values at the last probe are "
-        f"not known</strong> ({esc(describe_counts(counts))}). They are left out "
-        "of every summary and are marked in the table of samples; a value that is "
-        "not known is not a safe value."
-    )
+    if counts:
+        yield Notice(
+            f"{counts.total()} of {total} values at the last probe are not known",
+            f"({describe_counts(counts)}). They are left out of every summary and are "
+            "marked in the table of samples; a value that is not known is not a safe "
+            "value.",
+        )
 
 
-def _trouble(table: LedgerTable) -> str:
+def _last(table: LedgerTable) -> dict[str, Column]:
+    return table.at(table.moments[-1]) if table.moments else {}
+
+
+def _trouble(table: LedgerTable) -> Iterator[Notice]:
     broken = [
         f"{name}, {moment_words(moment)}: {status_word(row.status)}"
         + (f" ({status_reason(row.status)})" if status_reason(row.status) else "")
         for (moment, name), row in sorted(table.run_level.items())
         if status_word(row.status) not in _CALM
     ]
-    if not broken:
-        return ""
-    return f"<strong>Some probes report trouble.</strong>{_list(broken)}"
+    if broken:
+        yield _list("Some probes report trouble.", "", broken)
 
 
-def _not_computed(table: LedgerTable, most: int = 4) -> str:
+def _not_computed(table: LedgerTable) -> Iterator[Notice]:
     groups: dict[str, list[str]] = {}
-    for name, status, scope in _left_out(table):
+    for name, status in _left_out(table):
         names = groups.setdefault(status_reason(status) or "no reason recorded", [])
-        if name + scope not in names:
-            names.append(name + scope)
-    if not groups:
-        return ""
+        if name not in names:
+            names.append(name)
     parts = [f"{', '.join(names)} ({why})" for why, names in groups.items()]
-    more = len(parts) - most
-    parts[most:] = [f"and more, for {more} other reasons"] if more > 0 else []
-    return (
-        f"<strong>Not computed:</strong> {esc('; '.join(parts))}. "
-        "This says nothing about exposure."
-    )
+    more = len(parts) - _MOST_REASONS
+    if more > 0:
+        parts[_MOST_REASONS:] = [f"and more, for {more} other reasons"]
+    if parts:
+        words = f"{'; '.join(parts)}. This says nothing about exposure."
+        yield Notice("Not computed:", words, calm=True)
 
 
-def _left_out(table: LedgerTable) -> Iterator[tuple[str, str, str]]:
-    """Yield quantity, status and scope of what the last probe did not compute."""
-    last = table.moments[-1] if table.moments else None
-    for (moment, name), column in table.columns.items():
-        if moment == last:
-            statuses = Counter(
-                status
-                for status in column.statuses
-                if status_word(status) == _NOT_COMPUTED
-            )
-            everyone = len(column.samples)
-            for status, number in statuses.items():
+def _left_out(table: LedgerTable) -> Iterator[tuple[str, str]]:
+    """Yield names and statuses of what the last probe did not compute."""
+    for name, column in _last(table).items():
+        everyone = len(column.samples)
+        for status, number in Counter(column.statuses).items():
+            if status_word(status) == _NOT_COMPUTED:
                 some = f" for {number} of {everyone} samples"
-                yield name, status, "" if number == everyone else some
+                yield name + (some if number < everyone else ""), status
     for (_, name), row in sorted(table.run_level.items()):
         if status_word(row.status) == _NOT_COMPUTED:
-            yield name, row.status, ""
-
-
-def _list(sentences: Sequence[str], most: int = 8) -> str:
-    items = "".join(f"<li>{esc(sentence)}</li>" for sentence in sentences[:most])
-    more = len(sentences) - most
-    return f"<ul>{items}{f'<li>and {more} more</li>' if more > 0 else ''}</ul>"
+            yield name, row.status

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from leakwatch.reporting.figures import layers as layer_section
-from leakwatch.reporting.figures.classes import class_bars
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
 from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
-from leakwatch.reporting.html import attacks as attack_section
-from leakwatch.reporting.html import notices as notices_section
-from leakwatch.reporting.html import samples as sample_section
-from leakwatch.reporting.html import summary
-from leakwatch.reporting.html import tables as text_sections
-from leakwatch.reporting.html.frame import html_page
-from leakwatch.reporting.html.glossary import glossary
-from leakwatch.reporting.html.markup import esc, figure_panel, section
-from leakwatch.reporting.html.png import data_uri, thumbnail
+from leakwatch.reporting.html.attacks import make_attacked, make_attacks, unexplained
+from leakwatch.reporting.html.markup import Panel, data_uri, make_panel, thumbnail
+from leakwatch.reporting.html.notices import make_notices, read_with_care
+from leakwatch.reporting.html.page import Link, render_page
+from leakwatch.reporting.html.samples import make_sample_table
+from leakwatch.reporting.html.summary import make_cards, make_lead, make_strip
+from leakwatch.reporting.html.tables import (
+    make_about,
+    make_classes,
+    make_glossary,
+    make_layers,
+)
 from leakwatch.reporting.ledger.ledger import RiskLedger
 from leakwatch.reporting.ledger.storage import write_atomically
 from leakwatch.reporting.ledger.table import LedgerTable
-from leakwatch.reporting.message import Message, message_from_metadata
+from leakwatch.reporting.message import message_from_metadata
 from leakwatch.reporting.quantities import (
     ACHIEVED,
+    LAYERS,
     class_names_from_metadata,
     quantities_from_metadata,
 )
@@ -39,7 +41,27 @@ from leakwatch.reporting.run_facts import (
 from leakwatch.reporting.statistics.headline import find_headline
 from leakwatch.reporting.words import count, moment_words
 
+__all__ = ["write_report"]
+
 _MOST_PICTURES: Final = 1000
+
+
+class Section(NamedTuple):
+    """A section; without content it is left out.
+
+    Its template has the name of the anchor.
+    """
+
+    anchor: str
+    title: str
+    content: object
+
+
+class Spectra(NamedTuple):
+    """Figures of eigenvalues, and what the message is called."""
+
+    noun: str
+    figures: tuple[Panel, ...]
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -54,7 +76,7 @@ def write_report(run_dir: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: If there is no recorded run.
-        ModuleNotFoundError: If plotly is not installed.
+        ModuleNotFoundError: If plotly or Jinja2 is not installed.
     """
     ledger = RiskLedger.open(run_dir)
     path = ledger.directory / "report.html"
@@ -68,116 +90,78 @@ def _render(ledger: RiskLedger) -> str:
     names = class_names_from_metadata(metadata)
     everything = LedgerTable.from_rows(ledger.rows())
     # Attacks and layers have sections of their own; tables of scores stay readable.
-    table = everything.where(
-        lambda name: not name.startswith(("audit/", layer_section.LAYERS))
-    )
+    table = everything.where(lambda name: not name.startswith(("audit/", LAYERS)))
     # But what they achieved is what a reader of an audit came for.
     shown = everything.where(lambda name: name in ACHIEVED or name in table.quantities)
-    found = bool(table.moments)
-    spectra = ledger.spectra()
     pictures = _pictures(ledger)
     headline = find_headline(table)
     noise = noise_from_metadata(metadata)
     floor = floor_from_metadata(metadata)
-    model = model_from_metadata(metadata)
     message = message_from_metadata(metadata)
+    risk = risk_over_epochs(shown, quantities, names, noise_std=noise, floor=floor)
+    sections = [
+        Section(
+            "attacks",
+            "What attacks achieved",
+            make_attacks(everything, ledger.attacks(), names, message, quantities),
+        ),
+        Section("training", "During training", make_panel("fig-risk", risk)),
+        Section("classes", "By class", make_classes(shown, table, quantities, names)),
+        Section(
+            "samples", "Samples", make_sample_table(table, quantities, names, pictures)
+        ),
+        Section(
+            "spectrum",
+            f"What the {message.noun} sees",
+            _spectra(ledger, message.noun),
+        ),
+        Section("layers", "Which layer leaks", make_layers(everything)),
+        Section("time", "Cost", make_panel("fig-time", time_spent(table))),
+        Section("glossary", "Glossary", make_glossary(everything, quantities)),
+        Section("limits", "What these numbers do not say", message),
+        Section("about", "About this run", make_about(metadata, table)),
+    ]
+    sections = [section for section in sections if section.content]
+    model = model_from_metadata(metadata)
     title = model or ledger.run or "training run"
     run = ledger.run if model else ""
-    sections = {
-        "attacks": (
-            "What attacks achieved",
-            attack_section.attack_section(
-                everything, ledger.attacks(), names, message, quantities
-            ),
-        ),
-        "training": (
-            "During training",
-            figure_panel(
-                "fig-risk",
-                risk_over_epochs(
-                    shown, quantities, names, noise_std=noise, floor=floor
-                ),
-            ),
-        ),
-        "classes": (
-            "By class",
-            figure_panel("fig-class", class_bars(shown, quantities, names), tall=True)
-            + text_sections.class_table(table, quantities, names)
-            + text_sections.fairness_table(table, quantities, names),
-        ),
-        "samples": (
-            "Samples",
-            sample_section.sample_table(table, quantities, names, pictures),
-        ),
-        "spectrum": (
-            f"What the {message.noun} sees",
-            _spectrum(spectra, message),
-        ),
-        "layers": ("Which layer leaks", layer_section.layer_section(everything)),
-        "time": ("Cost", figure_panel("fig-time", time_spent(table))),
-        "glossary": ("Glossary", glossary(everything, quantities)),
-        "limits": ("What these numbers do not say", text_sections.limits(message)),
-        "about": ("About this run", text_sections.about(metadata, table)),
-    }
-    body = "\n".join(section(key, *content) for key, content in sections.items())
-    links = "".join(
-        f'<a href="#{key}">{esc(heading)}</a>'
-        for key, (heading, content) in sections.items()
-        if content
-    )
-    doubts = [*assumed_from_metadata(metadata), attack_section.unexplained(everything)]
-    notices = notices_section.notices(
-        table,
-        ledger.problems,
-        notes_from_metadata(metadata),
-        private=bool(pictures),
-    )
-    return html_page(
+    return render_page(
+        "report.html.j2",
         title=f"leakwatch: {', '.join(filter(None, (title, run)))}",
         heading=message.heading.format(model=title),
         about=_about_line(table, metadata, run),
-        navigation=f'<nav aria-label="Sections">{links}</nav>',
-        body=f"""{summary.lead(headline, noise, message) if found else _NOTHING}
-{attack_section.attack_lead(everything)}
-{summary.assumptions(doubts)}
-{summary.cards(table, headline, names, pictures)}
-{summary.strip(headline, names, floor)}
-{notices}
-<noscript><div class="notice">The figures need JavaScript, which is switched off;
-the tables do not.</div></noscript>
-{body}
-<footer>Written by leakwatch from the ledger in this directory. The file is complete:
-it opens without a network.</footer>""",
+        links=[Link(section.anchor, section.title) for section in sections],
+        lead=make_lead(table, headline, noise, message),
+        attacked=make_attacked(everything),
+        care=read_with_care(
+            [*assumed_from_metadata(metadata), unexplained(everything)]
+        ),
+        summary=make_cards(table, headline, names, pictures),
+        strip=make_strip(headline, names, floor),
+        notices=make_notices(
+            table,
+            ledger.problems,
+            notes_from_metadata(metadata),
+            private=bool(pictures),
+        ),
+        sections=sections,
     )
 
 
-_NOTHING: Final = (
-    '<p class="lead">Nothing has been recorded yet: the first probe of this run has '
-    "not finished.</p>"
-)
-
-
-def _spectrum(spectra: Sequence[Mapping[str, Any]], message: Message) -> str:
-    panels = figure_panel("fig-spectrum", spectrum_by_rank(spectra))
-    panels += figure_panel("fig-histogram", eigenvalue_histogram(spectra))
-    if not panels:
-        return ""
-    return (
-        '<p class="soft">Each eigenvalue of JᵀJ says how strongly one direction of the '
-        f"input shows in the {message.noun}. Directions with large eigenvalues can be "
-        "read off; those below the noise cannot.</p>"
-        f'<div class="two">{panels}</div>'
+def _spectra(ledger: RiskLedger, noun: str) -> Spectra | None:
+    spectra = ledger.spectra()
+    figures = (
+        make_panel("fig-spectrum", spectrum_by_rank(spectra)),
+        make_panel("fig-histogram", eigenvalue_histogram(spectra)),
     )
+    drawn = tuple(filter(None, figures))
+    return Spectra(noun, drawn) if drawn else None
 
 
 def _about_line(table: LedgerTable, metadata: Mapping[str, Any], run: str) -> str:
-    samples = {s for column in table.columns.values() for s in column.samples}
-    classes = {
-        label
-        for column in table.columns.values()
-        for label in column.labels
-        if label is not None
-    }
+    columns = table.columns.values()
+    samples = {sample for column in columns for sample in column.samples}
+    classes = {label for column in columns for label in column.labels} - {None}
     parts = [
         f"run {run}" if run else "",
         count(len(samples), "watched sample") if samples else "",
@@ -188,7 +172,7 @@ def _about_line(table: LedgerTable, metadata: Mapping[str, Any], run: str) -> st
         f"the last {moment_words(table.moments[-1])}" if table.moments else "",
         f"started {_date(metadata['created'])}" if metadata.get("created") else "",
     ]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(filter(None, parts))
 
 
 def _date(created: object) -> str:
@@ -206,9 +190,9 @@ def _pictures(ledger: RiskLedger) -> dict[int, str]:
         return {}
     if probes["pixels"].shape[3] not in (1, 3):
         return {}
-    pairs = zip(probes["index"], probes["pixels"], strict=False)
     return {
         int(sample): data_uri(thumbnail(pixels))
-        for place, (sample, pixels) in enumerate(pairs)
-        if place < _MOST_PICTURES
+        for sample, pixels in zip(
+            probes["index"][:_MOST_PICTURES], probes["pixels"], strict=False
+        )
     }

@@ -5,168 +5,198 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
-from leakwatch.reporting.figures.style import ordered
-from leakwatch.reporting.html.markup import esc, table
+from leakwatch.reporting.html.markup import Badge, Cell, sort_key
 from leakwatch.reporting.ledger.rows import is_usable, status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable
-from leakwatch.reporting.quantities import HEADLINES, Quantity, class_label, describe
+from leakwatch.reporting.quantities import (
+    HEADLINES,
+    Quantity,
+    class_label,
+    describe,
+    ordered,
+)
 from leakwatch.reporting.statistics.aggregates import describe_counts
 from leakwatch.reporting.words import count, moment_words, number, psnr_level
 
+__all__ = ["SampleTable", "make_sample_table"]
 
-def sample_table(
+
+class Value(NamedTuple):
+    """What the ledger holds of one sample and quantity."""
+
+    value: float
+    status: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether the value may be read as a number."""
+        return is_usable(self.value, self.status)
+
+    @property
+    def trouble(self) -> str:
+        """The word for a value that is not usable."""
+        word = status_word(self.status)
+        return "not a number" if word in ("ok", "estimated") else word or "no status"
+
+
+class ScoreHead(NamedTuple):
+    """The header of a score; ``descending`` if the table starts sorted by it."""
+
+    name: str
+    note: str
+    meaning: str
+    descending: bool
+
+
+class Reason(NamedTuple):
+    """A status with the scores that share it, so that the reason is read once."""
+
+    status: str
+    badge: Badge
+    text: str
+
+
+@final
+@dataclass(frozen=True)
+class SampleRow:
+    """One sample.
+
+    Attributes:
+        sample: Data-set index.
+        name: Of its class.
+        picture: Its address; empty without one.
+        trouble: How many values are unknown, next to the class: a narrow screen
+            shows the values themselves far to the right.
+        cells: One for each score.
+        reasons: Why values are unknown or estimated.
+    """
+
+    sample: int
+    name: str
+    picture: str
+    trouble: Badge | None
+    cells: tuple[Cell, ...]
+    reasons: tuple[Reason, ...]
+
+
+@final
+@dataclass(frozen=True)
+class SampleTable:
+    """The samples of the last probe, most exposed first, unknown on top."""
+
+    words: str
+    scores: tuple[ScoreHead, ...]
+    rows: tuple[SampleRow, ...]
+
+
+def make_sample_table(
     ledger: LedgerTable,
     quantities: Mapping[str, Quantity],
     class_names: Sequence[str] | None,
     pictures: Mapping[int, str],
-) -> str:
-    """Return the samples of the last probe, most exposed first, unknown on top."""
-    if not ledger.moments:
-        return ""
+) -> SampleTable | None:
+    """Return the samples of the last probe; None without any.
+
+    Args:
+        ledger: The run.
+        quantities: Descriptions, which give units and directions.
+        class_names: By label.
+        pictures: Sample to the address of its picture.
+    """
     moment = max((when for when, _ in ledger.columns), default=None)
     if moment is None:
-        return ""
-    names = [
-        name for name in ordered(ledger.quantities) if (moment, name) in ledger.columns
-    ]
-    columns = [ledger.columns[moment, name] for name in names]
+        return None
+    columns = ledger.at(moment)
+    names = ordered(name for name in ledger.quantities if name in columns)
     labels: dict[int, int | None] = {}
-    for column in columns:
-        labels.update(zip(column.samples, column.labels, strict=True))
-    cells = {sample: [column.at(sample) for column in columns] for sample in labels}
+    for name in names:
+        labels.update(zip(columns[name].samples, columns[name].labels, strict=True))
+    values = {s: [Value(*columns[name].at(s)) for name in names] for s in labels}
     sign = describe(names[0], quantities).sign or 1
 
     def rank(sample: int) -> float:
-        value, status = cells[sample][0]
-        return -sign * value if is_usable(value, status) else -math.inf
+        first = values[sample][0]
+        return -sign * first.value if first.usable else -math.inf
 
-    head = [_sort_head("sample"), _sort_head("class", kind="text")]
-    head += [_score_head(describe(name, quantities)) for name in names]
-    head.append(_sort_head("status", kind="text"))
-    if sign == 1 or names[0] in HEADLINES:
-        head[2] = head[2].replace("<th ", '<th aria-sort="descending" ', 1)
-    rows = [
-        _row(
-            sample,
-            class_label(labels[sample], class_names),
-            list(zip(names, cells[sample], strict=True)),
-            pictures,
-        )
-        for sample in sorted(cells, key=rank)
-    ]
-    unknown = sum(not is_usable(*cell) for sample in cells for cell in cells[sample])
-    words = (
-        f"{count(len(rows), 'sample')}, {moment_words(moment)}. Click a header to sort"
-        + ("; values that are not known stay on top." if unknown else ".")
-    )
-    return f'<p class="soft">{esc(words)}</p>' + table(
-        head, rows, "Samples and their scores", sortable=True
-    )
-
-
-def _row(
-    sample: int,
-    name: str,
-    cells: list[tuple[str, tuple[float, str]]],
-    pictures: Mapping[int, str],
-) -> str:
-    address = pictures.get(sample)
-    image = (
-        f'<img src="{esc(address)}" alt="sample {sample}, {esc(name)}">'
-        if address
-        else ""
-    )
-    found = [f'<td class="who" data-sort="{sample}"><div>{image}#{sample}</div></td>']
-    found.append(
-        f'<td class="name" data-sort="{esc(name)}">{esc(name)}{_badge(cells)}</td>'
-    )
-    found += [_value(quantity, value, status) for quantity, (value, status) in cells]
-    found.append(_status(cells))
-    return f"<tr>{''.join(found)}</tr>"
-
-
-def _value(quantity: str, value: float, status: str) -> str:
-    if not is_usable(value, status):
-        word = _word(status)
-        return (
-            f'<td class="num" data-sort=""><span class="{_kind(word)}" '
-            f'title="{esc(status)}">'
-            f"{esc(word)}</span></td>"
-        )
-    text = f"{value:.1f}".replace("-", "−") if quantity in HEADLINES else number(value)
-    if math.isinf(value):
-        text = number(value)
-    level = psnr_level(value) if quantity in HEADLINES else ""
-    if status_word(status) == "estimated":
-        text = f"≈ {text}"
-    sort = repr(value).replace("inf", "Infinity")
-    return (
-        f'<td class="num {level}" data-sort="{sort}" title="{esc(repr(value))}, '
-        f'{esc(status)}">{esc(text)}</td>'
+    some = any(not value.usable for row in values.values() for value in row)
+    return SampleTable(
+        words=f"{count(len(values), 'sample')}, {moment_words(moment)}. Click a header "
+        "to sort" + ("; values that are not known stay on top." if some else "."),
+        scores=tuple(
+            _head(
+                describe(name, quantities),
+                name == names[0] and (sign == 1 or name in HEADLINES),
+            )
+            for name in names
+        ),
+        rows=tuple(
+            SampleRow(
+                sample=sample,
+                name=class_label(labels[sample], class_names),
+                picture=pictures.get(sample, ""),
+                trouble=_trouble(values[sample]),
+                cells=tuple(map(_cell, names, values[sample])),
+                reasons=_reasons(names, values[sample]),
+            )
+            for sample in sorted(values, key=rank)
+        ),
     )
 
 
-def _badge(cells: list[tuple[str, tuple[float, str]]]) -> str:
-    """Say next to the class what a narrow screen would show far to the right."""
-    words = Counter(
-        _word(status) for _, (value, status) in cells if not is_usable(value, status)
-    )
-    if not words:
-        return ""
-    word = next(iter(words)) if len(words) == 1 else "not known"
-    return (
-        f'<div><span class="{_kind(word)}" title="{esc(describe_counts(words))}">'
-        f"{sum(words.values())} {esc(word)}</span></div>"
-    )
-
-
-def _status(cells: list[tuple[str, tuple[float, str]]]) -> str:
-    """Group the scores that share a status, so that the reason is read once."""
-    groups: dict[str, list[str]] = {}
-    for quantity, (value, status) in cells:
-        if not is_usable(value, status) or status_word(status) == "estimated":
-            word = status_word(status)
-            if word == "ok":
-                status = "not a number: recorded as NaN with status ok"
-            groups.setdefault(status, []).append(quantity)
-    if not groups:
-        return '<td class="why" data-sort="ok"><span class="fine">ok</span></td>'
-    lines = []
-    for status, names in groups.items():
-        word, reason = status_word(status) or "no status", status_reason(status)
-        lines.append(
-            f'<div><span class="{_kind(word)}">{esc(word)}</span> '
-            f"{esc(', '.join(names))}{': ' + esc(reason) if reason else ''}</div>"
-        )
-    return (
-        f'<td class="why" data-sort="{esc(next(iter(groups)))}">{"".join(lines)}</td>'
-    )
-
-
-def _kind(word: str) -> str:
-    """Return the style of a status: an estimate or a gap by choice is no alarm."""
-    return "about" if word in ("estimated", "not computed") else "bad"
-
-
-def _word(status: str) -> str:
-    word = status_word(status)
-    return "not a number" if word in ("ok", "estimated") else word or "no status"
-
-
-def _sort_head(name: str, kind: str = "number") -> str:
-    return (
-        f'<th scope="col" data-kind="{kind}">'
-        f'<button type="button">{esc(name)}</button></th>'
-    )
-
-
-def _score_head(quantity: Quantity) -> str:
+def _head(quantity: Quantity, descending: bool) -> ScoreHead:
     end = {1: "high = exposed", -1: "low = exposed"}.get(quantity.sign, "")
-    below = ", ".join(part for part in (quantity.unit, end) if part) or "no direction"
-    return (
-        f'<th scope="col" class="num" data-kind="number" '
-        f'title="{esc(quantity.meaning)}">'
-        f'<button type="button">{esc(quantity.name)}</button>'
-        f"<small>{esc(below)}</small></th>"
+    note = ", ".join(filter(None, (quantity.unit, end))) or "no direction"
+    return ScoreHead(quantity.name, note, quantity.meaning, descending)
+
+
+def _cell(quantity: str, known: Value) -> Cell:
+    value, status = known
+    if not known.usable:
+        return Cell(badge=_badge(known.trouble, status), sort="")
+    headline = quantity in HEADLINES
+    text = number(value)
+    if headline and math.isfinite(value):
+        text = f"{value:.1f}".replace("-", "−")
+    return Cell(
+        text=f"≈ {text}" if status_word(status) == "estimated" else text,
+        sort=sort_key(value),
+        about=f"{value!r}, {status}",
+        level=psnr_level(value) if headline else "",
     )
+
+
+def _trouble(values: Sequence[Value]) -> Badge | None:
+    words = Counter(value.trouble for value in values if not value.usable)
+    if not words:
+        return None
+    word = next(iter(words)) if len(words) == 1 else "not known"
+    badge = _badge(word, describe_counts(words))
+    return Badge(f"{words.total()} {word}", badge.style, badge.about)
+
+
+def _reasons(names: Sequence[str], values: Sequence[Value]) -> tuple[Reason, ...]:
+    groups: dict[str, list[str]] = {}
+    for name, known in zip(names, values, strict=True):
+        if not known.usable or status_word(known.status) == "estimated":
+            status = known.status
+            if status_word(status) == "ok":
+                status = "not a number: recorded as NaN with status ok"
+            groups.setdefault(status, []).append(name)
+    return tuple(
+        Reason(
+            status,
+            _badge(status_word(status) or "no status"),
+            ", ".join(scores)
+            + (f": {status_reason(status)}" if status_reason(status) else ""),
+        )
+        for status, scores in groups.items()
+    )
+
+
+def _badge(word: str, about: str = "") -> Badge:
+    """Return the word of a status: an estimate or a gap by choice is no alarm."""
+    calm = word in ("estimated", "not computed")
+    return Badge(word, "about" if calm else "bad", about)

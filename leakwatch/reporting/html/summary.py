@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 
-from leakwatch.reporting.html.markup import card, esc
+from leakwatch.reporting.html.markup import Card
 from leakwatch.reporting.ledger.rows import status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable
 from leakwatch.reporting.message import GRADIENT, Message
@@ -25,140 +27,214 @@ from leakwatch.reporting.words import (
     psnr_words,
 )
 
+__all__ = ["Lead", "Strip", "make_cards", "make_lead", "make_strip"]
 
-def lead(
+
+class Rated(NamedTuple):
+    """A PSNR in words, and its level of exposure."""
+
+    text: str
+    level: str
+
+
+@final
+@dataclass(frozen=True)
+class Lead:
+    """The sentence that sums the run up.
+
+    Attributes:
+        recorded: Whether anything was.
+        when: Of the last probe; empty where the run predicts no PSNR.
+        unknown: Why nothing is known; empty where something is.
+        assumed: Noise that the prediction assumes, in words.
+        exposing: The message that an attacker sees.
+        worst: Most exposed sample.
+        median: Typical sample.
+    """
+
+    recorded: bool
+    when: str = ""
+    unknown: str = ""
+    assumed: str = ""
+    exposing: str = ""
+    worst: Rated | None = None
+    median: Rated | None = None
+
+
+def make_lead(
+    table: LedgerTable,
     headline: Headline | None,
     noise_std: float | None = None,
     message: Message = GRADIENT,
-) -> str:
+) -> Lead:
     """Return the sentence that sums the run up, with the noise that it assumes.
 
     Args:
+        table: The run.
         headline: The predicted PSNR, if the run predicts one.
         noise_std: That predictions assume, gradient units; None where none is stated.
         message: What an attacker sees.
     """
     if headline is None:
-        return (
-            '<p class="lead">This run predicts no reconstruction quality: add the '
-            "score <code>i2f</code> to the monitor for a headline in decibels.</p>"
-        )
-    summary, when = headline.summary, moment_words(headline.moment)
-    if not summary.used:
-        return (
-            f'<p class="lead">At the last probe ({esc(when)}) <strong class="unknown">'
-            "the exposure is not known</strong>, which does not mean that it is low: "
-            f"{esc(summary.reason)}.</p>"
-        )
-    worst, median = summary.worst, summary.median
-    words = noise_words(noise_std, message)
-    assumed = f" assuming {words}," if words else ""
-    return (
-        f'<p class="lead">At the last probe ({esc(when)}),{esc(assumed)} an attacker '
-        f"who sees {esc(message.exposing)} could rebuild that sample with a "
-        "predicted PSNR of "
-        f'<strong class="{psnr_level(worst)}">{decibels(worst)}: '
-        f"{psnr_words(worst)}</strong>. For the typical sample it is "
-        f'<strong class="{psnr_level(median)}">{decibels(median)}: '
-        f"{psnr_words(median)}</strong>.</p>"
+        return Lead(recorded=bool(table.moments))
+    summary = headline.summary
+    return Lead(
+        recorded=True,
+        when=moment_words(headline.moment),
+        unknown="" if summary.used else summary.reason,
+        assumed=noise_words(noise_std, message),
+        exposing=message.exposing,
+        worst=_rated(summary.worst),
+        median=_rated(summary.median),
     )
 
 
-def assumptions(texts: Sequence[str]) -> str:
-    """Return what a reader must know beside the headline; empty for nothing.
-
-    Args:
-        texts: Without capital and full stop.
-    """
-    shown = [text for text in texts if text]
-    if not shown:
-        return ""
-    words = " ".join(f"{text[0].upper()}{text[1:]}." for text in shown)
-    return f'<div class="notice"><strong>Read with care.</strong> {esc(words)}</div>'
+def _rated(psnr: float) -> Rated:
+    return Rated(f"{decibels(psnr)}: {psnr_words(psnr)}", psnr_level(psnr))
 
 
-def cards(
+def make_cards(
     table: LedgerTable,
     headline: Headline | None,
     class_names: Sequence[str] | None,
     pictures: Mapping[int, str],
-) -> str:
-    """Return the row of cards."""
-    found: list[str] = []
-    if headline is not None:
-        summary, column = headline.summary, headline.column
+) -> list[Card]:
+    """Return the row of cards: the headline's numbers, then the cost."""
+    cards = [] if headline is None else _predicted(headline, class_names, pictures)
+    return [*cards, *_cost(table)]
+
+
+def _predicted(
+    headline: Headline, class_names: Sequence[str] | None, pictures: Mapping[int, str]
+) -> list[Card]:
+    summary, column = headline.summary, headline.column
+    about, picture = summary.reason, ""
+    if summary.worst_sample is not None:
         sample = summary.worst_sample
-        about = summary.reason
-        if sample is not None:
-            label = column.labels[column.samples.index(sample)]
-            about = f"predicted PSNR of sample #{sample}"
-            about += "" if label is None else f", {class_label(label, class_names)}"
-        found.append(
-            card(
-                "Most exposed sample",
-                decibels(summary.worst),
-                about,
-                level=psnr_level(summary.worst),
-                picture=pictures.get(-1 if sample is None else sample, ""),
-            )
-        )
-        change = "predicted PSNR; one probe so far"
-        if headline.probes > 1:
-            change = "predicted PSNR; no comparison with the first probe"
-        if math.isfinite(headline.change):
-            direction = "more" if headline.change > 0 else "less"
-            change = (
-                f"predicted PSNR; {abs(headline.change):.1f} dB {direction} than at "
-                "the first probe"
-            )
-        found.append(
-            card(
-                "Typical sample (median)",
-                decibels(summary.median),
-                change,
-                level=psnr_level(summary.median),
-            )
-        )
-        unknown = summary.count - summary.used
-        found.append(
-            card(
-                f"Predicted over {CLEARLY_ABOVE:.0f} dB",
-                f"{headline.clearly} of {summary.used}"
-                if summary.used
-                else "not known",
-                "samples clearly recognisable"
-                + (f"; {unknown} not known" if unknown else ""),
-                level="" if summary.used else "unknown",
-            )
-        )
-        if headline.peak_moment is not None:
-            found.append(
-                card(
-                    "Worst moment",
-                    decibels(headline.peak),
-                    f"highest predicted PSNR of any sample, "
-                    f"{moment_words(headline.peak_moment)}",
-                    level=psnr_level(headline.peak),
-                )
-            )
-    found.extend(_time_card(table))
-    return f'<div class="cards">{"".join(found)}</div>' if found else ""
+        picture = pictures.get(sample, "")
+        label = column.labels[column.samples.index(sample)]
+        about = f"predicted PSNR of sample #{sample}"
+        about += "" if label is None else f", {class_label(label, class_names)}"
+    change = "one probe so far"
+    if math.isfinite(headline.change):
+        direction = "more" if headline.change > 0 else "less"
+        change = f"{abs(headline.change):.1f} dB {direction} than at the first probe"
+    elif headline.probes > 1:
+        change = "no comparison with the first probe"
+    unknown = summary.count - summary.used
+    cards = [
+        Card(
+            "Most exposed sample",
+            decibels(summary.worst),
+            about,
+            psnr_level(summary.worst),
+            picture,
+        ),
+        Card(
+            "Typical sample (median)",
+            decibels(summary.median),
+            f"predicted PSNR; {change}",
+            psnr_level(summary.median),
+        ),
+        Card(
+            f"Predicted over {CLEARLY_ABOVE:.0f} dB",
+            f"{headline.clearly} of {summary.used}" if summary.used else "not known",
+            "samples clearly recognisable"
+            + (f"; {unknown} not known" if unknown else ""),
+            "" if summary.used else "unknown",
+        ),
+    ]
+    if headline.peak_moment is not None:
+        when = moment_words(headline.peak_moment)
+        words = f"highest predicted PSNR of any sample, {when}"
+        level = psnr_level(headline.peak)
+        cards.append(Card("Worst moment", decibels(headline.peak), words, level))
+    return cards
 
 
-def strip(
+def _cost(table: LedgerTable) -> list[Card]:
+    seconds = [
+        row.value
+        for (_, name), row in table.run_level.items()
+        if name == "seconds" and row.usable
+    ]
+    if not seconds:
+        return []
+    fractions = [
+        row
+        for (_, name), row in sorted(table.run_level.items())
+        if name == "time_fraction"
+    ]
+    shares = [row.value for row in fractions if row.usable]
+    total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
+    if shares:
+        total = f"of training time; {total}"
+        return [Card("Cost of watching", f"{shares[-1]:.1%}", total)]
+    share = "share of training not recorded"
+    if fractions and status_word(fractions[-1].status) == "undefined":
+        reason = status_reason(fractions[-1].status) or "not defined yet"
+        share = f"share of training: {reason}"
+    return [Card("Cost of watching", total, share)]
+
+
+class Zone(NamedTuple):
+    """A part of the scale: its level of exposure and its width in percent."""
+
+    level: str
+    width: float
+
+
+class Mark(NamedTuple):
+    """A place on the scale in percent, with its words."""
+
+    left: float
+    text: str
+
+
+class Dot(NamedTuple):
+    """A sample on the scale: percent from the left, pixels from the top."""
+
+    left: float
+    top: int
+    text: str
+
+
+@final
+@dataclass(frozen=True)
+class Strip:
+    """The scale of decibels on which every sample is a dot.
+
+    Attributes:
+        range: Of the scale, in words.
+        zones: From hardly to clearly recognisable.
+        marks: The two borders between them.
+        dots: One for each sample with a usable value.
+        median: Percent from the left.
+        guess: A blind guess, where it is known and on the scale.
+    """
+
+    range: str
+    zones: tuple[Zone, ...]
+    marks: tuple[Mark, Mark]
+    dots: tuple[Dot, ...]
+    median: float
+    guess: Mark | None
+
+
+def make_strip(
     headline: Headline | None,
     class_names: Sequence[str] | None,
     floor: float | None = None,
-) -> str:
+) -> Strip | None:
     """Return the strip on which every sample is a dot on the decibel scale.
 
     Args:
-        headline: What to show.
+        headline: What to show; None, or nothing usable in it, gives None.
         class_names: By label.
         floor: PSNR (dB) of a blind guess, the mean image, where it is known.
     """
     if headline is None or not headline.summary.used:
-        return ""
+        return None
     column = headline.column
     usable = column.usable
     finite = column.values[usable & np.isfinite(column.values)]
@@ -170,71 +246,38 @@ def strip(
     def place(value: float) -> float:
         return 100.0 * (min(max(value, low), high) - low) / (high - low)
 
-    dots = "".join(
-        f'<i style="left:{place(float(value)):.2f}%;top:{12 + 11 * (turn % 3)}px" '
-        f'title="#{sample}, {esc(class_label(label, class_names))}: '
-        f'{decibels(float(value))}"></i>'
-        for turn, (value, sample, label, ok) in enumerate(
-            zip(column.values, column.samples, column.labels, usable, strict=True)
-        )
-        if ok
-    )
-    ends = [0.0, place(HARDLY_BELOW), place(CLEARLY_ABOVE), 100.0]
-    zones = "".join(
-        f'<span class="z-{level}" style="width:{right - left:.2f}%"></span>'
-        for level, left, right in zip(
-            ("low", "middle", "high"), ends[:-1], ends[1:], strict=True
-        )
-    )
-    marks = "".join(
-        f'<span style="left:{place(mark):.2f}%">{mark:.0f} dB</span>'
-        for mark in (HARDLY_BELOW, CLEARLY_ABOVE)
-    )
-    median = place(headline.summary.median)
-    guess = least = ""
+    guess = None
     if floor is not None and low < floor < high:
-        guess = (
-            f'<b class="guess" style="left:{place(floor):.2f}%" '
-            f'title="blind guess: {decibels(floor)}"></b>'
-        )
-        least = (
-            f"<span>dashed line: {decibels(floor)}, a blind guess: the mean image"
-            "</span>"
-        )
-    return (
-        '<div class="panel"><div class="head"><div><h3>All watched samples on the '
-        f'scale of predicted PSNR</h3><p class="sub">{low:.0f} to {high:.0f} dB, '
-        "each dot is a sample, the bar is the median; further right = more exposed"
-        '</p></div></div><div class="strip"><div class="band">'
-        f'{zones}{dots}<b style="left:{median:.2f}%" title="median"></b>{guess}</div>'
-        f'<div class="scale">{marks}</div></div><div class="legend">'
-        f'<span>below {HARDLY_BELOW:.0f} dB: <em class="low">hardly recognisable</em>'
-        f'</span><span>between: <em class="middle">partly recognisable</em></span>'
-        f'<span>above {CLEARLY_ABOVE:.0f} dB: <em class="high">clearly recognisable'
-        f"</em></span>{least}<span>rules of thumb for small natural pictures</span>"
-        "</div></div>"
+        guess = Mark(place(floor), decibels(floor))
+    first, second = place(HARDLY_BELOW), place(CLEARLY_ABOVE)
+    return Strip(
+        range=f"{low:.0f} to {high:.0f} dB",
+        zones=(
+            Zone("low", first),
+            Zone("middle", second - first),
+            Zone("high", 100.0 - second),
+        ),
+        marks=(
+            Mark(first, f"{HARDLY_BELOW:.0f} dB"),
+            Mark(second, f"{CLEARLY_ABOVE:.0f} dB"),
+        ),
+        dots=tuple(
+            Dot(
+                place(value),
+                12 + 11 * (turn % 3),
+                f"#{sample}, {class_label(label, class_names)}: {decibels(value)}",
+            )
+            for turn, (value, sample, label, ok) in enumerate(
+                zip(
+                    column.values.tolist(),
+                    column.samples,
+                    column.labels,
+                    usable,
+                    strict=True,
+                )
+            )
+            if ok
+        ),
+        median=place(headline.summary.median),
+        guess=guess,
     )
-
-
-def _time_card(table: LedgerTable) -> list[str]:
-    seconds = [
-        row.value
-        for (_, name), row in table.run_level.items()
-        if name == "seconds" and row.usable
-    ]
-    fractions = [
-        row
-        for (_, name), row in sorted(table.run_level.items())
-        if name == "time_fraction"
-    ]
-    shares = [row.value for row in fractions if row.usable]
-    if not seconds:
-        return []
-    total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
-    if not shares:
-        share = "share of training not recorded"
-        if fractions and status_word(fractions[-1].status) == "undefined":
-            reason = status_reason(fractions[-1].status) or "not defined yet"
-            share = f"share of training: {reason}"
-        return [card("Cost of watching", total, share)]
-    return [card("Cost of watching", f"{shares[-1]:.1%}", f"of training time; {total}")]

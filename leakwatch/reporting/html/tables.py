@@ -1,217 +1,315 @@
-"""Tables of classes and quantities, the limits of the scores, and the run itself."""
+"""Tables of classes, layers and quantities, and the run's own facts."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, final
 
-from leakwatch.reporting.figures.style import ordered
-from leakwatch.reporting.html.markup import esc, table
-from leakwatch.reporting.ledger.table import LedgerTable
-from leakwatch.reporting.message import Message
-from leakwatch.reporting.quantities import BACKGROUND, Quantity, class_label, describe
+import numpy as np
+
+from leakwatch.reporting.figures.classes import class_bars
+from leakwatch.reporting.figures.layers import layers_over_epochs
+from leakwatch.reporting.html.markup import Badge, Cell, Panel, make_panel, sort_key
+from leakwatch.reporting.ledger.table import Column, LedgerTable
+from leakwatch.reporting.quantities import (
+    BACKGROUND,
+    LAYERS,
+    Quantity,
+    class_label,
+    describe,
+    ordered,
+)
 from leakwatch.reporting.statistics.aggregates import (
-    Spread,
     spread_of_classes,
     summarize_classes,
 )
 from leakwatch.reporting.words import moment_words, number
 
-_OF_PREDICTIONS: Final = (
-    (
-        "Predictions, not attacks.",
-        "The scores replace the network by its linearisation at each sample and speak "
-        "of a worst-case attacker who is already close to the answer. An attack from a "
-        "random start often does far worse; far from the sample the linearisation "
-        "itself can be wrong. Only running the attack tells them apart.",
-    ),
-    (
-        "The prior is Gaussian.",
-        "i2f_bayes is the best error for a Gaussian prior with the mean and variance "
-        "of the data. An attacker with a sharper prior, such as a good generator of "
-        "such pictures, can do better than predicted.",
-    ),
-)
-
-_OF_ALL: Final = (
-    (
-        "LAVP's direction is a hypothesis.",
-        "That a larger LAVP value means less exposure is its paper's claim about "
-        "attacks; it depends on network and attack, and only an attack tests it.",
-    ),
-    (
-        "The watched samples only.",
-        "Samples that are not watched can be more exposed than the most exposed one "
-        "here.",
-    ),
-    (
-        "PSNR is not recognition.",
-        "It compares pixels. The lines at 15 and 25 dB are rules of thumb: a face can "
-        "be recognised below them and a texture not above.",
-    ),
-    (
-        "Unknown is not safe.",
-        "A value marked unresolved, not converged, not computed, undefined or failed "
-        "says nothing about the exposure of its sample.",
-    ),
-)
+__all__ = [
+    "ClassSection",
+    "LayerSection",
+    "make_about",
+    "make_classes",
+    "make_glossary",
+    "make_layers",
+]
 
 
-def limits(message: Message) -> str:
-    """Return what the numbers do not say, of all runs and of this kind of message."""
-    items = "".join(
-        f"<li><strong>{esc(title)}</strong> {esc(text)}</li>"
-        for title, text in (*_OF_PREDICTIONS, *message.limits, *_OF_ALL)
-    )
-    return f'<ul class="limits">{items}</ul>'
+class ClassRow(NamedTuple):
+    """A class: how many samples count, and what they come to."""
+
+    name: str
+    samples: Cell
+    mean: Cell
+    median: Cell
 
 
-def fairness_table(
+class ClassMeans(NamedTuple):
+    """Mean and median by class of the quantity that leads the report."""
+
+    quantity: str
+    unit: str
+    when: str
+    rows: tuple[ClassRow, ...]
+
+
+class SpreadRow(NamedTuple):
+    """How unequally a quantity is spread: difference, ratio and Gini coefficient."""
+
+    quantity: str
+    most: str
+    least: str
+    values: tuple[Cell, Cell, Cell]
+    remark: str
+
+
+@final
+@dataclass(frozen=True)
+class ClassSection:
+    """What the section on classes shows; at least one of its parts."""
+
+    figure: Panel | None
+    means: ClassMeans | None
+    spreads: tuple[SpreadRow, ...]
+
+
+def make_classes(
+    shown: LedgerTable,
+    table: LedgerTable,
+    quantities: Mapping[str, Quantity],
+    class_names: Sequence[str] | None,
+) -> ClassSection | None:
+    """Return how classes differ; None without any.
+
+    Args:
+        shown: Quantities of the figure.
+        table: Quantities of the tables.
+        quantities: Descriptions, which give units and directions.
+        class_names: By label.
+    """
+    figure = class_bars(shown, quantities, class_names)
+    means = _class_means(table, quantities, class_names)
+    spreads = _spreads(table, quantities, class_names)
+    if figure is None and means is None and not spreads:
+        return None
+    return ClassSection(make_panel("fig-class", figure, tall=True), means, spreads)
+
+
+def _class_means(
     ledger: LedgerTable,
     quantities: Mapping[str, Quantity],
     class_names: Sequence[str] | None,
-) -> str:
-    """Return how unequally classes are exposed, one row per quantity."""
-    rows: list[str] = []
-    for name in ordered(ledger.quantities):
-        found = ledger.last(name)
-        quantity = describe(name, quantities)
-        said = quantity.meaning and not quantity.sign
-        if said or name.startswith(BACKGROUND):
-            continue  # shows nothing about exposure by itself
-        classes = summarize_classes(found[1]) if found else []
-        if found and len(classes) > 1:
-            spread = spread_of_classes(classes, quantity)
-            rows.append(_fairness_row(quantity, spread, class_names))
-    if not rows:
-        return ""
-    head = ['<th scope="col">quantity</th>']
-    head += [
-        f'<th scope="col"{kind}>{title}<small>{note}</small></th>'
-        for title, note, kind in (
-            ("most exposed", "class", ""),
-            ("least exposed", "class", ""),
-            ("difference", "highest − lowest mean", ' class="num"'),
-            ("ratio", "highest : lowest mean", ' class="num"'),
-            ("Gini", "0 = all equal", ' class="num"'),
-            ("remark", "", ""),
-        )
-    ]
-    intro = (
-        '<p class="soft">Are some classes more exposed than others? Compared are the '
-        "class means at the latest probe; classes without a usable value are left "
-        "out.</p>"
-    )
-    return intro + table(head, rows, "Differences between classes")
-
-
-def class_table(
-    ledger: LedgerTable,
-    quantities: Mapping[str, Quantity],
-    class_names: Sequence[str] | None,
-) -> str:
-    """Return mean and median per class for the first quantity, folded away."""
-    name = next(iter(ordered(ledger.quantities)), None)
-    found = ledger.last(name) if name else None
-    classes = summarize_classes(found[1]) if found else []
-    if name is None or found is None or not classes:
-        return ""
+) -> ClassMeans | None:
+    name = next(iter(ordered(ledger.quantities)), "")
+    last = ledger.last(name)
+    classes = summarize_classes(last[1]) if last else []
+    if last is None or not classes:
+        return None
     quantity = describe(name, quantities)
-    rows = [
-        f'<tr><td data-sort="{esc(class_label(row.label, class_names))}">'
-        f"{esc(class_label(row.label, class_names))}</td>"
-        f'<td class="num" data-sort="{row.used}">{row.used} of {row.count}</td>'
-        + "".join(_number_cell(value, row.reason) for value in (row.mean, row.median))
-        + "</tr>"
-        for row in classes
-    ]
-    unit = f"<small>{esc(quantity.unit)}</small>" if quantity.unit else ""
-    head = [
-        '<th scope="col" data-kind="text"><button type="button">class</button></th>',
-        *(
-            f'<th scope="col" class="num" data-kind="number">'
-            f'<button type="button">{title}</button>{note}</th>'
-            for title, note in (("samples", ""), ("mean", unit), ("median", unit))
+    return ClassMeans(
+        quantity.name,
+        quantity.unit,
+        moment_words(last[0]),
+        tuple(
+            ClassRow(
+                class_label(row.label, class_names),
+                Cell(f"{row.used} of {row.count}", sort=str(row.used)),
+                _number_cell(row.mean, row.reason),
+                _number_cell(row.median, row.reason),
+            )
+            for row in classes
         ),
-    ]
-    return (
-        f"<details><summary>{esc(quantity.name)} by class as a table, "
-        f"{moment_words(found[0])}</summary>"
-        + table(head, rows, "Classes", sortable=True)
-        + "</details>"
     )
 
 
-def about(metadata: Mapping[str, Any], ledger: LedgerTable) -> str:
-    """Return the run's metadata as a table of keys and values."""
-    rows = [
-        f'<tr><td class="mono">{esc(key)}</td><td class="text">{esc(value)}</td></tr>'
-        for key, value in _flatten(
-            {
-                "probe_steps": len(ledger.moments),
-                **{key: metadata[key] for key in ("solver_used",) if key in metadata},
-                **{
-                    key: value
-                    for key, value in metadata.items()
-                    if key not in ("quantities", "class_names", "notes")
-                },
-            }
+def _spreads(
+    ledger: LedgerTable,
+    quantities: Mapping[str, Quantity],
+    class_names: Sequence[str] | None,
+) -> tuple[SpreadRow, ...]:
+    rows = []
+    for name in ordered(ledger.quantities):
+        quantity = describe(name, quantities)
+        if (quantity.meaning and not quantity.sign) or name.startswith(BACKGROUND):
+            continue  # shows nothing about exposure by itself
+        last = ledger.last(name)
+        classes = summarize_classes(last[1]) if last else []
+        if len(classes) < 2:
+            continue
+        spread = spread_of_classes(classes, quantity)
+        most, least = (
+            "not known" if label is None else class_label(label, class_names)
+            for label in (spread.highest, spread.lowest)
         )
-    ]
-    return table(
-        ['<th scope="col">entry</th>', '<th scope="col">value</th>'], rows, "Run"
+        remark = spread.reason
+        if quantity.sign < 0:
+            most, least = least, most
+        elif quantity.sign == 0 and spread.highest is not None:
+            most, least = f"{most} (highest)", f"{least} (lowest)"
+            remark = "; ".join(filter(None, (remark, "direction not known")))
+        values = (
+            _number_cell(spread.difference, spread.reason),
+            _number_cell(spread.ratio, spread.reason),
+            _number_cell(spread.gini, spread.reason),
+        )
+        rows.append(SpreadRow(quantity.name, most, least, values, remark))
+    return tuple(rows)
+
+
+def _number_cell(value: float, reason: str) -> Cell:
+    if not math.isnan(value):
+        return Cell(number(value), sort=sort_key(value))
+    word = "undefined" if reason.startswith(("undefined", "ratio")) else "not known"
+    style = "about" if "decibels" in reason else "bad"
+    return Cell(badge=Badge(word, style, reason), sort="")
+
+
+class LayerRow(NamedTuple):
+    """A layer's share in the trace of JᵀJ, in words."""
+
+    layer: str
+    first: str
+    last: str
+    spread: str
+
+
+@final
+@dataclass(frozen=True)
+class LayerSection:
+    """Shares of layers at the ``first`` and the ``last`` probe that measured them."""
+
+    figure: Panel | None
+    first: str
+    last: str
+    rows: tuple[LayerRow, ...]
+
+
+def make_layers(ledger: LedgerTable) -> LayerSection | None:
+    """Return the heat map, and the latest shares as a table; None without any."""
+    names = [name for name in ledger.quantities if name.startswith(LAYERS)]
+    moments = [m for m in ledger.moments if not ledger.at(m).keys().isdisjoint(names)]
+    if not moments:
+        return None
+    first, last = ledger.at(moments[0]), ledger.at(moments[-1])
+    return LayerSection(
+        figure=make_panel("fig-layers", layers_over_epochs(ledger), tall=True),
+        first=moment_words(moments[0]),
+        last=moment_words(moments[-1]),
+        rows=tuple(
+            LayerRow(
+                name.removeprefix(LAYERS),
+                _median_share(first.get(name)),
+                _median_share(last.get(name)),
+                _range_of_shares(last.get(name)),
+            )
+            for name in names
+        ),
     )
+
+
+def _median_share(column: Column | None) -> str:
+    if column is None or not column.usable.any():
+        return "–"
+    return f"{np.median(column.values[column.usable]):.1%}"
+
+
+def _range_of_shares(column: Column | None) -> str:
+    if column is None:
+        return "not measured"
+    if not column.usable.any():
+        return "; ".join(sorted(set(column.statuses)))
+    values = column.values[column.usable]
+    return f"{values.min():.1%} to {values.max():.1%}"
+
+
+# Names that share a meaning, as a pattern and as one entry stands for all of them.
+_FAMILIES: Final = (
+    (r"audit/spearman/.+", "audit/spearman/<score>/<start>/<metric>"),
+    (r"audit/(near|random)/(conclusive|recovered)", r"audit/<start>/\2"),
+    (r"update/client-\d+/(.+)", r"update/client-<number>/\1"),
+    (r"layers/.+", "layers/<layer>"),
+)
+
+_DERIVED: Final = {
+    quantity.name: quantity
+    for quantity in (
+        Quantity("seconds", "s", meaning="Time that the probe step took."),
+        Quantity(
+            "time_fraction",
+            meaning="Share of training time that probe steps have taken so far.",
+        ),
+        Quantity(
+            "audit/<start>/conclusive",
+            meaning="Share of attacked samples whose attack showed anything: it "
+            "matched what was shared, or its image shows the sample.",
+        ),
+        Quantity(
+            "audit/<start>/recovered",
+            direction="higher = more exposed",
+            meaning="Share of samples that were recovered, of those whose attack was "
+            "conclusive.",
+        ),
+        Quantity(
+            "audit/spearman/<score>/<start>/<metric>",
+            meaning="Rank correlation of a score with the quality that conclusive "
+            "attacks achieved.",
+        ),
+        Quantity(
+            "layers/<layer>",
+            meaning="Share of a layer in the trace of JᵀJ of a sample.",
+        ),
+    )
+}
+
+
+def make_glossary(
+    ledger: LedgerTable, quantities: Mapping[str, Quantity]
+) -> list[Quantity]:
+    """Return what each recorded quantity means, families of names as one entry."""
+    run_level = dict.fromkeys(name for _, name in ledger.run_level)
+    entries: dict[str, Quantity] = {}
+    for name in [*ordered(ledger.quantities), *run_level]:
+        entry = _entry(name)
+        quantity = describe(name, quantities)
+        if not quantity.meaning:
+            quantity = _DERIVED.get(entry, quantity)
+        entries.setdefault(entry, replace(quantity, name=entry))
+    return list(entries.values())
+
+
+def _entry(name: str) -> str:
+    for pattern, entry in _FAMILIES:
+        match = re.fullmatch(pattern, name)
+        if match:
+            return match.expand(entry)
+    return name
+
+
+def make_about(
+    metadata: Mapping[str, Any], ledger: LedgerTable
+) -> list[tuple[str, str]]:
+    """Return the run's metadata as keys and values."""
+    first = {"probe_steps": len(ledger.moments)}
+    if "solver_used" in metadata:
+        first["solver_used"] = metadata["solver_used"]
+    hidden = ("quantities", "class_names", "notes")
+    rest = {key: value for key, value in metadata.items() if key not in hidden}
+    return _flatten({**first, **rest})
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found.extend(_flatten(value, f"{name}."))
+            entries.extend(_flatten(value, f"{name}."))
         elif isinstance(value, list | tuple):
             words = ", ".join(str(item) for item in value[:40])
             more = f", … ({len(value)} entries)" if len(value) > 40 else ""
-            found.append((name, words + more or "none"))
+            entries.append((name, words + more or "none"))
         else:
-            found.append((name, "none" if value in (None, "", {}) else str(value)))
-    return found
-
-
-def _fairness_row(
-    quantity: Quantity, spread: Spread, class_names: Sequence[str] | None
-) -> str:
-    ends = [spread.highest, spread.lowest]
-    remark = spread.reason
-    if quantity.sign < 0:
-        ends.reverse()
-    names = [
-        "not known" if label is None else class_label(label, class_names)
-        for label in ends
-    ]
-    if quantity.sign == 0 and spread.highest is not None:
-        names = [f"{names[0]} (highest)", f"{names[1]} (lowest)"]
-        remark = "; ".join(filter(None, (remark, "direction not known")))
-    cells = [_number_cell(spread.difference, spread.reason)]
-    cells += [
-        _number_cell(value, spread.reason) for value in (spread.ratio, spread.gini)
-    ]
-    return (
-        f'<tr><td class="mono">{esc(quantity.name)}</td>'
-        f'<td class="name">{esc(names[0])}</td>'
-        f'<td class="name">{esc(names[1])}</td>{"".join(cells)}'
-        f'<td class="soft remark">{esc(remark)}</td></tr>'
-    )
-
-
-def _number_cell(value: float, reason: str) -> str:
-    if math.isnan(value):
-        word = "undefined" if reason.startswith(("undefined", "ratio")) else "not known"
-        kind = "about" if "decibels" in reason else "bad"
-        return (
-            f'<td class="num" data-sort=""><span class="{kind}" title="{esc(reason)}">'
-            f"{word}</span></td>"
-        )
-    sort = repr(value).replace("inf", "Infinity")
-    return f'<td class="num" data-sort="{sort}">{esc(number(value))}</td>'
+            entries.append((name, "none" if value in (None, "", {}) else str(value)))
+    return entries

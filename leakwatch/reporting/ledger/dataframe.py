@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leakwatch.reporting.figures.extras import require
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.ledger.rows import COLUMNS, Row
 from leakwatch.reporting.quantities import class_name
 

@@ -7,7 +7,7 @@ Layout of a run directory::
     spectra/part-000000.npz  eigenvalues of that step, where they were kept
     attacks/part-000000.npz  reconstructions of that step: private, never uploaded
     probes.npz               pictures of the probes: private, never uploaded
-    report.html              written by `leakwatch.reporting.html.report.write_report`
+    report.html              written by `leakwatch.reporting.write_report`
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 import numpy as np
 import numpy.typing as npt
 
-from leakwatch.reporting.ledger.arrays import Arrays, decode_arrays, encode_arrays
 from leakwatch.reporting.ledger.dataframe import to_dataframe
 from leakwatch.reporting.ledger.rows import Row, decode_rows, encode_rows
 from leakwatch.reporting.ledger.storage import (
+    Arrays,
+    decode_arrays,
+    encode_arrays,
     make_private_directory,
     sync_directory,
     write_atomically,

@@ -9,19 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
-STATUS_WORDS: Final = (
-    "ok",
-    "estimated",
-    "unresolved",
-    "not converged",
-    "not computed",
-    "undefined",
-    "failed",
-)
-"""What the word before a status's colon can be."""
-
-USABLE_WORDS: Final = ("ok", "estimated")
-"""Statuses whose values mean what their name says."""
+from leakwatch.status import STATUS_WORDS, Status
 
 COLUMNS: Final = (
     "run",
@@ -51,8 +39,8 @@ class Row:
         quantity: Name of the score, or ``loss``, ``confidence``, ...
         value: The number; NaN and infinity are allowed.
         status: ``"ok"`` or ``"<word>: <reason>"`` with a word of
-            `STATUS_WORDS`. A value whose word is not in `USABLE_WORDS` never
-            enters an aggregate.
+            `leakwatch.status.STATUS_WORDS`. A value that is not usable never enters
+            an aggregate.
     """
 
     epoch: int
@@ -95,7 +83,7 @@ def status_reason(status: str) -> str:
 
 def is_usable(value: float, status: str) -> bool:
     """Whether ``value`` may be read as a number: right status and not NaN."""
-    return status_word(status) in USABLE_WORDS and not math.isnan(value)
+    return Status(status_word(status)).usable and not math.isnan(value)
 
 
 def encode_rows(rows: Iterable[Row], run: str) -> bytes:

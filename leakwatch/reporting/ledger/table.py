@@ -112,6 +112,10 @@ class LedgerTable:
             run_level={key: r for key, r in self.run_level.items() if keep(key[1])},
         )
 
+    def at(self, moment: Moment) -> dict[str, Column]:
+        """Return the columns of one moment by quantity."""
+        return {name: c for (when, name), c in self.columns.items() if when == moment}
+
     def moments_of(self, quantity: str) -> tuple[Moment, ...]:
         """Return the moments at which a quantity was measured, oldest first."""
         return tuple(m for m in self.moments if (m, quantity) in self.columns)

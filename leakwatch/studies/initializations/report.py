@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, final
 
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
-from leakwatch.reporting.figures.extras import require
-from leakwatch.reporting.html.frame import html_page
-from leakwatch.reporting.html.markup import esc, figure_panel, section, table
-from leakwatch.reporting.quantities import HEADLINES
+from leakwatch.reporting.html.markup import Panel, make_panel
+from leakwatch.reporting.html.page import render_page
+from leakwatch.reporting.quantities import Quantity
 from leakwatch.reporting.words import count, number
 from leakwatch.studies.initializations.points import Moment, Point, logarithmic
-from leakwatch.studies.initializations.ranking import Verdict
+from leakwatch.studies.initializations.ranking import Ranked, Verdict
 
-if TYPE_CHECKING:
-    from leakwatch.studies.initializations.result import InitializationComparison
+__all__ = ["RankedQuantity", "Ranking", "comparison_figure", "comparison_page"]
 
 _WHEN: Final = {"initial": "at initialisation", "trained": "after training"}
 _SPREAD: Final = 0.32
 
 
-def comparison_figure(
-    found: InitializationComparison, moment: Moment = "initial"
-) -> Any:
+@final
+@dataclass(frozen=True)
+class RankedQuantity:
+    """A quantity that says which end is exposed, at one moment.
+
+    Attributes:
+        about: the quantity.
+        verdict: its ranking.
+        points: its values.
+        leads: whether the page says its ranking in words: attacks and headlines.
+        unmatched: whether it is the error of an attack that never matched.
+    """
+
+    about: Quantity
+    verdict: Verdict
+    points: tuple[Point, ...]
+    leads: bool
+    unmatched: bool
+
+
+@final
+@dataclass(frozen=True)
+class Ranking:
+    """What figure and table show of one moment of a comparison.
+
+    Attributes:
+        moment: ``"initial"`` or ``"trained"``.
+        quantities: in the order of the page.
+        schemes: names of the initialisations.
+        seeds: of the weights.
+        samples: data-set indices.
+        noise_std: that scores and attacks assume.
+        class_names: of the labels, where they are known.
+    """
+
+    moment: Moment
+    quantities: tuple[RankedQuantity, ...]
+    schemes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    samples: tuple[int, ...]
+    noise_std: object
+    class_names: tuple[str, ...] | None
+
+
+def comparison_figure(ranking: Ranking) -> Any:
     """Every value by initialisation, with mean and interval; a menu of quantities.
 
     Attack errors come first, as in I²F, Figure 7, but not of attacks that all failed.
@@ -33,28 +77,26 @@ def comparison_figure(
         ModuleNotFoundError: plotly is not installed.
     """
     graph = require("plotly.graph_objects", "The figure of a comparison")
-    names = [n for n in _ordered(found, moment) if found.quantities[n].sign]
+    place = {scheme: i for i, scheme in enumerate(ranking.schemes)}
     groups, layouts = {}, {}
-    for name in names:
-        verdict, points = found.verdict(name, moment), found.of(name, moment)
-        place = {scheme: i for i, scheme in enumerate(found.schemes)}
-        groups[name] = [
-            _dots(graph, found, [p for p in points if p.usable], place),
-            _means(graph, verdict, place),
+    for quantity in ranking.quantities:
+        about, verdict = quantity.about, quantity.verdict
+        unknown = {u.scheme for u in verdict.unknown}
+        groups[about.name] = [
+            _dots(graph, ranking, [p for p in quantity.points if p.usable], place),
+            _means(graph, verdict.ranked, place),
         ]
-        about = found.quantities[name]
-        layouts[name] = {
+        layouts[about.name] = {
             "yaxis.title.text": style.axis_title(about),
             "yaxis.type": "log" if logarithmic(about) else "linear",
             "xaxis.ticktext": [
-                style.short(s)
-                + ("<br>not known" if s in {u.scheme for u in verdict.unknown} else "")
-                for s in found.schemes
+                style.short(s) + ("<br>not known" if s in unknown else "")
+                for s in ranking.schemes
             ],
         }
     figure = style.new_figure(
-        f"What gradients give away {_WHEN[moment]}",
-        f"noise of standard deviation {found.settings.get('noise_std')}; a point is "
+        f"What gradients give away {_WHEN[ranking.moment]}",
+        f"noise of standard deviation {ranking.noise_std}; a point is "
         "one sample under one seed, hollow: the attack failed; black: mean and 95 % "
         "interval of all points, hollow ones included",
         460,
@@ -62,68 +104,23 @@ def comparison_figure(
     )
     figure.update_xaxes(
         tickmode="array",
-        tickvals=list(range(len(found.schemes))),
-        range=[-0.6, len(found.schemes) - 0.4],
+        tickvals=list(place.values()),
+        range=[-0.6, len(place) - 0.4],
         showgrid=False,
     )
-    style.add_menu(figure, groups, layouts, found.quantities)
+    described = {q.about.name: q.about for q in ranking.quantities}
+    style.add_menu(figure, groups, layouts, described)
     return figure
 
 
-def comparison_page(found: InitializationComparison) -> str:
-    """The report: verdicts, figures and the table, one HTML file without network.
-
-    Raises:
-        ModuleNotFoundError: plotly is not installed.
-    """
-    body = ""
-    for moment in found.moments:
-        body += section(
-            moment,
-            f"Ranking {_WHEN[moment]}",
-            _verdicts(found, moment),
-            figure_panel(f"fig-{moment}", comparison_figure(found, moment)),
-            _table(found, moment),
-        )
-    settings = "; ".join(f"{k} = {v}" for k, v in found.settings.items())
-    body += section("about", "About", f'<p class="soft">{esc(settings)}</p>')
-    return html_page(
-        title="leakwatch: initialisations",
-        heading="Which initialisation leaks least",
-        about=", ".join(
-            count(len(many), noun)
-            for many, noun in (
-                (found.schemes, "scheme"),
-                (found.seeds, "seed"),
-                (found.samples, "sample"),
-            )
-        ),
-        body=body,
-    )
-
-
-def _ordered(found: InitializationComparison, moment: Moment) -> list[str]:
-    """Attacks of which any matched, predictions, attacks that all failed, the rest."""
-    shown = [name for name in found.attacks if found.matched(name, moment)]
-    lead = [*shown, *_headlines(found), *found.attacks]
-    return list(dict.fromkeys([*lead, *found.quantities]))
-
-
-def _headlines(found: InitializationComparison) -> list[str]:
-    return [name for name in HEADLINES if name in found.quantities]
-
-
 def _dots(
-    graph: Any,
-    found: InitializationComparison,
-    points: list[Point],
-    place: dict[str, int],
+    graph: Any, ranking: Ranking, points: list[Point], place: Mapping[str, int]
 ) -> Any:
     """All values; each sample keeps its place within a column, so lines can be seen."""
-    total = max(len(found.samples) - 1, 1)
-    shift = {s: _SPREAD * (2 * i / total - 1) for i, s in enumerate(found.samples)}
+    total = max(len(ranking.samples) - 1, 1)
+    shift = {s: _SPREAD * (2 * i / total - 1) for i, s in enumerate(ranking.samples)}
     colours = [style.BLUE, *style.LINES]
-    colour = {s: colours[i % len(colours)] for i, s in enumerate(found.seeds)}
+    colour = {s: colours[i % len(colours)] for i, s in enumerate(ranking.seeds)}
     return graph.Scatter(
         x=[place[p.scheme] + shift[p.sample] for p in points],
         y=style.drawable([p.value for p in points]),
@@ -138,7 +135,7 @@ def _dots(
         },
         customdata=[
             f"{style.text(p.scheme)}, seed {p.seed}<br>"
-            f"{style.sample_name(p.sample, p.label, found.class_names)}"
+            f"{style.sample_name(p.sample, p.label, ranking.class_names)}"
             + ("" if p.repeat is None else f"<br>run {p.repeat}")
             + ("<br>gradient not matched" if p.matched is False else "")
             for p in points
@@ -147,74 +144,124 @@ def _dots(
     )
 
 
-def _means(graph: Any, verdict: Verdict, place: dict[str, int]) -> Any:
-    known = verdict.ranked
+def _means(graph: Any, ranked: Sequence[Ranked], place: Mapping[str, int]) -> Any:
     return graph.Scatter(
-        x=[place[r.scheme] for r in known],
-        y=[r.mean for r in known],
+        x=[place[r.scheme] for r in ranked],
+        y=[r.mean for r in ranked],
         error_y={
             "type": "data",
             "symmetric": False,
-            "array": style.drawable([r.high - r.mean for r in known]),
-            "arrayminus": style.drawable([r.mean - r.low for r in known]),
+            "array": style.drawable([r.high - r.mean for r in ranked]),
+            "arrayminus": style.drawable([r.mean - r.low for r in ranked]),
             "thickness": 2,
             "width": 9,
             "color": "#222222",
         },
         mode="markers",
         marker={"symbol": "line-ew-open", "size": 22, "color": "#222222"},
-        customdata=[style.text(r.scheme) for r in known],
+        customdata=[style.text(r.scheme) for r in ranked],
         hovertemplate="%{customdata}<br>mean %{y:.4g}<extra></extra>",
     )
 
 
-def _verdicts(found: InitializationComparison, moment: Moment) -> str:
-    lines = []
-    leading = (*found.attacks, *_headlines(found))
-    for name in (name for name in _ordered(found, moment) if name in leading):
-        verdict = found.verdict(name, moment)
-        unknown = ", ".join(u.scheme for u in verdict.unknown)
-        notes = " ".join(verdict.notes)
-        lines.append(
-            f"<li><strong>{esc(name)}</strong>: {esc(verdict.order or '–')}"
-            + (
-                ' <span class="about">no attack matched</span>'
-                if name in found.attacks and not found.matched(name, moment)
-                else ""
+class _Verdict(NamedTuple):
+    """A ranking in words."""
+
+    quantity: str
+    order: str
+    unmatched: bool
+    unknown: str
+    notes: str
+
+
+class _Mean(NamedTuple):
+    """A mean and its interval in words."""
+
+    value: str
+    interval: str
+
+
+class _Row(NamedTuple):
+    """A quantity with one mean for each scheme, None where it is not known."""
+
+    quantity: str
+    about: str
+    means: tuple[_Mean | None, ...]
+
+
+class _Section(NamedTuple):
+    """One moment on the page."""
+
+    anchor: str
+    title: str
+    schemes: tuple[str, ...]
+    verdicts: tuple[_Verdict, ...]
+    figure: Panel | None
+    rows: tuple[_Row, ...]
+
+
+def comparison_page(rankings: Sequence[Ranking], settings: Mapping[str, object]) -> str:
+    """The report: verdicts, figures and the table, one HTML file without network.
+
+    Args:
+        rankings: one for each moment, at least one.
+        settings: noise, attacks, and so on.
+
+    Raises:
+        ModuleNotFoundError: plotly is not installed.
+    """
+    first = rankings[0]
+    return render_page(
+        "comparison.html.j2",
+        folder=Path(__file__).parent,
+        title="leakwatch: initialisations",
+        heading="Which initialisation leaks least",
+        about=", ".join(
+            count(len(many), noun)
+            for many, noun in (
+                (first.schemes, "scheme"),
+                (first.seeds, "seed"),
+                (first.samples, "sample"),
             )
-            + (f"; not known, which is not safe: {esc(unknown)}" if unknown else "")
-            + (f' <span class="soft">{esc(notes)}</span>' if notes else "")
-            + "</li>"
-        )
-    return (
-        '<p class="soft">Most exposed first; ≈ joins neighbours that are not told '
-        f'apart at 95 %.</p><ul class="limits">{"".join(lines)}</ul>'
+        ),
+        rankings=[_section(ranking) for ranking in rankings],
+        settings="; ".join(f"{k} = {v}" for k, v in settings.items()),
     )
 
 
-def _table(found: InitializationComparison, moment: Moment) -> str:
-    head = ["<th>quantity</th>"] + [
-        f'<th class="num">{esc(s)}</th>' for s in found.schemes
-    ]
-    rows = []
-    for name in _ordered(found, moment):
-        about = found.quantities[name]
-        if not about.sign:
-            continue
-        verdict = found.verdict(name, moment)
-        means = {r.scheme: r for r in verdict.ranked}
-        cells = []
-        for scheme in found.schemes:
-            if scheme not in means:
-                cells.append('<td class="num"><span class="bad">not known</span></td>')
-                continue
-            r = means[scheme]
-            ends = "" if math.isnan(r.low) else f"{number(r.low)} – {number(r.high)}"
-            cells.append(
-                f'<td class="num">{number(r.mean)}<br><small>{ends}</small></td>'
-            )
-        rows.append(
-            f'<tr><td class="name">{esc(name)}<br><small>{esc(about.unit)}; '
-            f"{esc(about.direction)}</small></td>{''.join(cells)}</tr>"
-        )
-    return table(head, rows, "Means and intervals by initialisation")
+def _section(ranking: Ranking) -> _Section:
+    return _Section(
+        anchor=ranking.moment,
+        title=f"Ranking {_WHEN[ranking.moment]}",
+        schemes=ranking.schemes,
+        verdicts=tuple(_verdict(q) for q in ranking.quantities if q.leads),
+        figure=make_panel(f"fig-{ranking.moment}", comparison_figure(ranking)),
+        rows=tuple(_row(q, ranking.schemes) for q in ranking.quantities),
+    )
+
+
+def _verdict(quantity: RankedQuantity) -> _Verdict:
+    verdict = quantity.verdict
+    return _Verdict(
+        quantity.about.name,
+        verdict.order or "–",
+        quantity.unmatched,
+        ", ".join(u.scheme for u in verdict.unknown),
+        " ".join(verdict.notes),
+    )
+
+
+def _row(quantity: RankedQuantity, schemes: Sequence[str]) -> _Row:
+    means = {r.scheme: _mean(r) for r in quantity.verdict.ranked}
+    about = quantity.about
+    return _Row(
+        about.name,
+        f"{about.unit}; {about.direction}",
+        tuple(means.get(scheme) for scheme in schemes),
+    )
+
+
+def _mean(ranked: Ranked) -> _Mean:
+    known = not math.isnan(ranked.low)
+    ends = f"{number(ranked.low)} – {number(ranked.high)}" if known else ""
+    return _Mean(number(ranked.mean), ends)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from leakwatch.reporting.ledger.storage import make_private_directory, write_atomically
 from leakwatch.reporting.quantities import HEADLINES, Quantity
-from leakwatch.reporting.words import number
+from leakwatch.reporting.words import aligned, number
+from leakwatch.studies.files import save_study
 from leakwatch.studies.initializations.points import Moment, Point, cells, logarithmic
 from leakwatch.studies.initializations.ranking import Ranked, Verdict, rank
+from leakwatch.studies.initializations.report import (
+    RankedQuantity,
+    Ranking,
+    comparison_figure,
+    comparison_page,
+)
 
 #: What the short table shows, in this order, after the errors of attacks.
 _SHOWN: Final = (
@@ -171,14 +174,7 @@ class InitializationComparison:
         }
         grid = [["scheme", *names]]
         grid += [[s, *(found.get((n, s), "not known") for n in names)] for s in order]
-        widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in grid
-        )
+        return aligned(grid)
 
     def figure(self, moment: Moment = "initial") -> Any:
         """I²F's Figure 7 with every sample shown: a plotly figure.
@@ -186,9 +182,7 @@ class InitializationComparison:
         Raises:
             ModuleNotFoundError: plotly is not installed.
         """
-        from leakwatch.studies.initializations.report import comparison_figure
-
-        return comparison_figure(self, moment)
+        return comparison_figure(self._ranking(moment))
 
     def save(self, directory: str | Path) -> Path:
         """Writes values.csv, summary.csv, comparison.json and, with plotly, a report.
@@ -199,28 +193,52 @@ class InitializationComparison:
         Returns:
             report.html, or comparison.json where plotly is missing.
         """
-        from leakwatch.studies.initializations.report import comparison_page
+        values, summary = self.rows(), self.summary()
+        return save_study(
+            directory,
+            "comparison",
+            tables={"values": values, "summary": summary},
+            content={
+                "settings": dict(self.settings),
+                "schemes": self.schemes,
+                "seeds": self.seeds,
+                "samples": self.samples,
+                "summary": summary,
+                "values": values,
+            },
+            page=lambda: comparison_page(
+                [self._ranking(moment) for moment in self.moments], self.settings
+            ),
+        )
 
-        where = Path(directory)
-        make_private_directory(where)
-        write_atomically(where / "values.csv", csv_bytes(self.rows()))
-        write_atomically(where / "summary.csv", csv_bytes(self.summary()))
-        path = where / "comparison.json"
-        content = {
-            "settings": dict(self.settings),
-            "schemes": self.schemes,
-            "seeds": self.seeds,
-            "samples": self.samples,
-            "summary": self.summary(),
-            "values": self.rows(),
-        }
-        write_atomically(path, json.dumps(content, allow_nan=False).encode())
-        try:
-            page = comparison_page(self)
-        except ModuleNotFoundError:
-            return path
-        write_atomically(where / "report.html", page.encode())
-        return where / "report.html"
+    def _ranking(self, moment: Moment) -> Ranking:
+        """What the report shows of one moment.
+
+        Attacks of which any matched come first, then predictions, attacks that all
+        failed, and the rest.
+        """
+        matched = [name for name in self.attacks if self.matched(name, moment)]
+        headlines = [name for name in HEADLINES if name in self.quantities]
+        names = dict.fromkeys([*matched, *headlines, *self.attacks, *self.quantities])
+        return Ranking(
+            moment=moment,
+            quantities=tuple(
+                RankedQuantity(
+                    about=self.quantities[name],
+                    verdict=self.verdict(name, moment),
+                    points=self.of(name, moment),
+                    leads=name in (*self.attacks, *headlines),
+                    unmatched=name in self.attacks and name not in matched,
+                )
+                for name in names
+                if self.quantities[name].sign
+            ),
+            schemes=self.schemes,
+            seeds=self.seeds,
+            samples=self.samples,
+            noise_std=self.settings.get("noise_std"),
+            class_names=self.class_names,
+        )
 
     @property
     def _lead(self) -> str:
@@ -262,17 +280,3 @@ class InitializationComparison:
             "failed are in these means, as in the paper: they say how an attack "
             "fails, and a failed attack does not say that a sample is safe."
         ]
-
-
-def csv_bytes(rows: Iterable[Mapping[str, object]]) -> bytes:
-    """A table as the bytes of a CSV file; the first row names the columns.
-
-    Args:
-        rows: with the same keys, at least one.
-    """
-    found = list(rows)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return text.getvalue().encode()

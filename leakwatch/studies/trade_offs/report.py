@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
+from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
-from leakwatch.reporting.figures.extras import require
-from leakwatch.reporting.html.frame import html_page
-from leakwatch.reporting.html.markup import esc, figure_panel, section, table
+from leakwatch.reporting.html.markup import make_panel
+from leakwatch.reporting.html.page import render_page
 from leakwatch.reporting.quantities import HIGHER_LESS, HIGHER_MORE, Quantity
 from leakwatch.reporting.words import count, number
 from leakwatch.studies.trade_offs.grid import NONE
 from leakwatch.studies.trade_offs.outcomes import Attacker
-from leakwatch.studies.trade_offs.rows import TradeOffRow
+from leakwatch.studies.trade_offs.rows import Overview, TradeOffRow
 from leakwatch.studies.trade_offs.table import EXACT, columns, headings, notes
-
-if TYPE_CHECKING:
-    from leakwatch.studies.trade_offs.result import TradeOff
 
 _WHO: Final[dict[Attacker, str]] = {
     "adaptive": "who knows what the defense did to this message",
@@ -27,7 +25,7 @@ _WHO: Final[dict[Attacker, str]] = {
 }
 
 
-def trade_off_figure(found: TradeOff) -> Any:
+def trade_off_figure(overview: Overview) -> Any:
     """Privacy against utility: a line for each defense, a point for each budget.
 
     Mixtures have a point for each coefficient.
@@ -40,22 +38,23 @@ def trade_off_figure(found: TradeOff) -> Any:
         ModuleNotFoundError: plotly is not installed.
     """
     graph = require("plotly.graph_objects", "The figure of a trade-off")
-    rows = found.summary
+    rows = overview.rows
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
     about: dict[str, Quantity] = {}
-    for quantity, values, partial in _quantities(found):
+    for quantity, values, partial in _quantities(overview):
         if all(math.isnan(value) for value in values):
             continue
         about[quantity.name] = quantity
-        groups[quantity.name] = _lines(graph, found, rows, values, partial)
+        groups[quantity.name] = _lines(graph, overview, rows, values, partial)
         layouts[quantity.name] = {"yaxis.title.text": style.axis_title(quantity)}
+    mixing = ", of mixtures one coefficient" if overview.mixes else ""
     hollow = any(missing for row in rows for missing in row.inconclusive.values())
     figure = style.new_figure(
         "Privacy against utility",
-        f"a point is one budget ({found.unit}){_mixing(found)}; star: no defense; "
+        f"a point is one budget ({overview.unit}){mixing}; star: no defense; "
         + ("hollow: of conclusive attacks only, others failed; " if hollow else "")
-        + f"attacked by {found.settings.get('attack', '')}",
+        + f"attacked by {overview.settings.get('attack', '')}",
         480,
     )
     figure.update_xaxes(title_text="accuracy", tickformat=".1%")
@@ -66,72 +65,47 @@ def trade_off_figure(found: TradeOff) -> Any:
     return figure
 
 
-def trade_off_page(found: TradeOff) -> str:
+def trade_off_page(overview: Overview) -> str:
     """The report: figure, table and what failed, one HTML file without network.
+
+    Args:
+        overview: of the trade-off.
 
     Raises:
         ModuleNotFoundError: plotly is not installed.
     """
-    remarks = "".join(f"<li>{esc(note)}</li>" for note in notes(found))
-    who = "".join(
-        f"<li><strong>{esc(name)}</strong>: {esc(_WHO[name])}</li>"
-        for name in found.attackers
-    )
-    settings = "; ".join(
-        f"{k} = {number(v) if isinstance(v, float) else v}"
-        for k, v in found.settings.items()
-    )
-    body = section(
-        "trade-off",
-        "Attacks against accuracy",
-        figure_panel("fig-trade-off", trade_off_figure(found)),
-        _table(found),
-        f'<ul class="limits">{remarks}</ul>' if remarks else "",
-    )
-    body += section(
-        "about",
-        "About",
-        f'<p class="soft">Attackers:</p><ul class="limits">{who}</ul>',
-        '<p class="soft">PSNR: higher = more exposed; medians over samples, and the '
-        "most exposed one. Not known is not safe. Every message that is attacked is "
-        f"the gradient of one sample.{_asked(found)}</p>",
-        f'<p class="soft">{esc(settings)}</p>',
-    )
-    seeds = len({cell.seed for cell in found.cells})
-    return html_page(
+    return render_page(
+        "trade_off.html.j2",
+        folder=Path(__file__).parent,
         title="leakwatch: trade-off",
         heading="What a defense costs, and what it buys",
         about=", ".join(
-            count(size, noun)
-            for size, noun in (
-                (len(found.defenses) - 1, "defense"),
-                (len(found.cells), "training"),
-                (seeds, "seed"),
+            (
+                count(len(overview.defenses) - 1, "defense"),
+                count(sum(row.cells for row in overview.rows), "training"),
+                count(overview.seeds, "seed"),
             )
         ),
-        body=body,
+        figure=make_panel("fig-trade-off", trade_off_figure(overview)),
+        headings=headings(overview),
+        rows=columns(overview)[1],
+        notes=notes(overview),
+        attackers=[(name, _WHO[name]) for name in overview.attackers],
+        queries=overview.queries,
+        settings="; ".join(
+            f"{k} = {number(v) if isinstance(v, float) else v}"
+            for k, v in overview.settings.items()
+        ),
     )
 
 
-def _mixing(found: TradeOff) -> str:
-    """What the points of mixtures are, where there are any."""
-    mixed = any(cell.coefficient is not None for cell in found.cells)
-    return ", of mixtures one coefficient" if mixed else ""
-
-
-def _asked(found: TradeOff) -> str:
-    """How many of them there are of each sample, where these are several."""
-    queries = found.settings.get("queries", 1)
-    return f" Each was asked for {queries} times." if queries != 1 else ""
-
-
 def _quantities(
-    found: TradeOff,
+    overview: Overview,
 ) -> list[tuple[Quantity, list[float], list[bool]]]:
     """What the menu offers: values of all rows, and which leave some attacks out."""
-    rows = found.summary
+    rows = overview.rows
     out: list[tuple[Quantity, list[float], list[bool]]] = []
-    for who in reversed(found.attackers):
+    for who in reversed(overview.attackers):
         some = [row.inconclusive[who] > 0 for row in rows]
         exact = f"dB, drawn up to {EXACT:g}"
         out += [
@@ -167,14 +141,14 @@ def _quantities(
 
 def _lines(
     graph: Any,
-    found: TradeOff,
+    overview: Overview,
     rows: Sequence[TradeOffRow],
     values: Sequence[float],
     partial: Sequence[bool],
 ) -> list[Any]:
     colours = [style.BLUE, *style.LINES, style.GREY]
     traces = []
-    for i, name in enumerate(found.defenses):
+    for i, name in enumerate(overview.defenses):
         mine = [
             (r, v, p)
             for r, v, p in zip(rows, values, partial, strict=True)
@@ -193,7 +167,7 @@ def _lines(
                     "symbol": [shape + ("-open" if p else "") for *_, p in mine],
                     "color": "#222222" if star else colours[(i - 1) % len(colours)],
                 },
-                customdata=[_hover(r, found.unit) for r, *_ in mine],
+                customdata=[_hover(r, overview.unit) for r, *_ in mine],
                 hovertemplate="%{customdata}<br>%{y:.4g}<extra></extra>",
             )
         )
@@ -207,30 +181,4 @@ def _hover(row: TradeOffRow, unit: str) -> str:
         + f"<br>accuracy {row.accuracy:.3f}"
         + (f"<br>{missing} attacks inconclusive" if missing else "")
         + (f"<br>{row.failed} of {row.cells} runs failed" if row.failed else "")
-    )
-
-
-def _table(found: TradeOff) -> str:
-    _, lines = columns(found)
-    head = [
-        f'<th scope="col"{" class=num" if i else ""}>{esc(title)}'
-        + (f"<small>{esc(unit)}</small>" if unit else "")
-        + "</th>"
-        for i, (title, unit) in enumerate(headings(found))
-    ]
-    return table(
-        head,
-        [
-            "<tr>"
-            + "".join(
-                f'<td class="name">{esc(cell)}</td>'
-                if i == 0
-                else f'<td class="num">{esc(cell)}</td>'
-                for i, cell in enumerate(line)
-            )
-            + "</tr>"
-            for line in lines
-        ],
-        "Accuracy and attacks by defense and budget",
-        sticky=True,
     )

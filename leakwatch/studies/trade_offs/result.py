@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from leakwatch.defenses.budget import Unit
-from leakwatch.reporting.ledger.storage import make_private_directory, write_atomically
-from leakwatch.studies.initializations.result import csv_bytes
+from leakwatch.reporting.ledger.storage import write_atomically
+from leakwatch.studies.files import csv_bytes, save_study
 from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker, Outcome
-from leakwatch.studies.trade_offs.rows import Cell, TradeOffRow, finite_or_none
+from leakwatch.studies.trade_offs.report import trade_off_figure, trade_off_page
+from leakwatch.studies.trade_offs.rows import (
+    Cell,
+    Overview,
+    TradeOffRow,
+    finite_or_none,
+)
+from leakwatch.studies.trade_offs.table import text_table
 
 __all__ = ["TradeOff"]
 
@@ -51,13 +57,24 @@ class TradeOff:
     @property
     def summary(self) -> tuple[TradeOffRow, ...]:
         """One row for each defense and budget, or coefficient, over all seeds."""
+        return self.overview.rows
+
+    @property
+    def overview(self) -> Overview:
+        """What the figure, the table and the page show."""
         groups: dict[tuple[str, float], list[Cell]] = {}
         for cell in self.cells:
             groups.setdefault(cell.setting.key, []).append(cell)
         order = {name: i for i, name in enumerate(self.defenses)}
         ordered = sorted(groups, key=lambda key: (order[key[0]], key[1]))
-        return tuple(
-            TradeOffRow.of(groups[key], self.attackers, None) for key in ordered
+        return Overview(
+            rows=tuple(
+                TradeOffRow.of(groups[key], self.attackers, None) for key in ordered
+            ),
+            attackers=self.attackers,
+            unit=self.unit,
+            seeds=len({cell.seed for cell in self.cells}),
+            settings=self.settings,
         )
 
     def samples(self) -> list[dict[str, object]]:
@@ -71,9 +88,7 @@ class TradeOff:
 
     def table(self) -> str:
         """A few lines of text: a row for each defense and budget."""
-        from leakwatch.studies.trade_offs.table import text_table
-
-        return text_table(self)
+        return text_table(self.overview)
 
     def figure(self) -> Any:
         """Privacy against utility, a line for each defense: a plotly figure.
@@ -81,9 +96,7 @@ class TradeOff:
         Raises:
             ModuleNotFoundError: plotly is not installed.
         """
-        from leakwatch.studies.trade_offs.report import trade_off_figure
-
-        return trade_off_figure(self)
+        return trade_off_figure(self.overview)
 
     def to_csv(self, path: str | Path) -> Path:
         """Writes one line for each training.
@@ -104,28 +117,21 @@ class TradeOff:
         Returns:
             report.html, or trade_off.json where plotly is missing.
         """
-        from leakwatch.studies.trade_offs.report import trade_off_page
-
-        where = Path(directory)
-        make_private_directory(where)
-        self.to_csv(where / "trade_off.csv")
-        if self.samples():
-            write_atomically(where / "samples.csv", csv_bytes(self.samples()))
-        path = where / "trade_off.json"
-        content = {
-            "settings": dict(self.settings),
-            "unit": self.unit,
-            "summary": [row.flat() for row in self.summary],
-            "cells": [row.flat() for row in self.rows],
-            "samples": self.samples(),
-        }
-        write_atomically(path, json.dumps(content, allow_nan=False).encode())
-        try:
-            page = trade_off_page(self)
-        except ModuleNotFoundError:
-            return path
-        write_atomically(where / "report.html", page.encode())
-        return where / "report.html"
+        cells, samples = [row.flat() for row in self.rows], self.samples()
+        overview = self.overview
+        return save_study(
+            directory,
+            "trade_off",
+            tables={"trade_off": cells, "samples": samples},
+            content={
+                "settings": dict(self.settings),
+                "unit": self.unit,
+                "summary": [row.flat() for row in overview.rows],
+                "cells": cells,
+                "samples": samples,
+            },
+            page=lambda: trade_off_page(overview),
+        )
 
 
 def _sample(

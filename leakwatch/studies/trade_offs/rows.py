@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import final
 
+from leakwatch.defenses.budget import Unit
 from leakwatch.status import OK, Status
 from leakwatch.studies.trade_offs.grid import Setting
 from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker
 
-__all__ = ["Applied", "Cell", "TradeOffRow", "finite_or_none"]
+__all__ = ["Applied", "Cell", "Overview", "TradeOffRow", "finite_or_none"]
 
 
 @final
@@ -201,6 +202,41 @@ class TradeOffRow:
             "status": self.status,
         }
         return {k: finite_or_none(v) for k, v in out.items()}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """What a figure, a table and a page show of a trade-off.
+
+    Attributes:
+        rows: one for each defense and budget, or coefficient, over all seeds.
+        attackers: who attacked.
+        unit: of the budgets.
+        seeds: how many.
+        settings: attack, samples, and so on.
+    """
+
+    rows: tuple[TradeOffRow, ...]
+    attackers: tuple[Attacker, ...]
+    unit: Unit
+    seeds: int
+    settings: Mapping[str, object]
+
+    @property
+    def defenses(self) -> tuple[str, ...]:
+        """Their names, in the order of the rows."""
+        return tuple(dict.fromkeys(row.defense for row in self.rows))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether there are mixtures among them."""
+        return any(row.coefficient is not None for row in self.rows)
+
+    @property
+    def queries(self) -> object:
+        """How often each message was asked for."""
+        return self.settings.get("queries", 1)
 
 
 def finite_or_none(value: object) -> object:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from leakwatch.defenses.budget import Unit
-from leakwatch.reporting.words import number
+from leakwatch.reporting.words import aligned, number
 from leakwatch.studies.trade_offs.grid import NONE
 from leakwatch.studies.trade_offs.outcomes import Attacker
-from leakwatch.studies.trade_offs.rows import TradeOffRow
-
-if TYPE_CHECKING:
-    from leakwatch.studies.trade_offs.result import TradeOff
+from leakwatch.studies.trade_offs.rows import Overview, TradeOffRow
 
 __all__ = ["EXACT", "columns", "decibels", "headings", "notes", "text_table"]
 
@@ -36,15 +33,15 @@ EXACT: Final = 100.0
 _OF: Final = re.compile(r"\(\d+ of \d+\)$|^≥ ")
 
 
-def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
+def columns(overview: Overview) -> tuple[list[str], list[list[str]]]:
     """Header and cells, in words: a row for each defense and budget.
 
     Args:
-        found: the trade-off.
+        overview: of the trade-off.
     """
-    lpips = [who for who in found.attackers if _perceives(found, who)]
+    lpips = [who for who in overview.attackers if _perceives(overview, who)]
     lines = []
-    for row in found.summary:
+    for row in overview.rows:
         cells = [
             row.defense if row.coefficient is None else row.setting.words(),
             "–" if _unasked(row) else number(row.budget),
@@ -52,23 +49,23 @@ def columns(found: TradeOff) -> tuple[list[str], list[list[str]]]:
             _UNKNOWN if math.isnan(row.accuracy) else f"{100 * row.accuracy:.1f} %",
             _number(row.message_relative),
         ]
-        for who in found.attackers:
+        for who in overview.attackers:
             cells += [_achieved(row, who), _worst(row, who)]
         cells += [
             _predicted(row.predicted[who])
-            for who in found.attackers
-            if _predicts(found, who)
+            for who in overview.attackers
+            if _predicts(overview, who)
         ]
         cells += [_number(row.lpips[who]) for who in lpips]
         lines.append(cells)
-    return [" ".join(filter(None, pair)) for pair in headings(found)], lines
+    return [" ".join(filter(None, pair)) for pair in headings(overview)], lines
 
 
-def headings(found: TradeOff) -> list[tuple[str, str]]:
+def headings(overview: Overview) -> list[tuple[str, str]]:
     """Of each column what it shows and, in smaller type, which of it; all different.
 
     Args:
-        found: the trade-off.
+        overview: of the trade-off.
     """
     head = [
         ("defense", ""),
@@ -77,47 +74,40 @@ def headings(found: TradeOff) -> list[tuple[str, str]]:
         ("accuracy", ""),
         ("attacked", "‖δ‖/‖g‖"),
     ]
-    for who in found.attackers:
+    for who in overview.attackers:
         head += [(who, "median, dB"), (who, "worst, dB")]
-    head += [(who, "predicted, dB") for who in found.attackers if _predicts(found, who)]
-    head += [(who, "LPIPS") for who in found.attackers if _perceives(found, who)]
+    head += [
+        (who, "predicted, dB") for who in overview.attackers if _predicts(overview, who)
+    ]
+    head += [(who, "LPIPS") for who in overview.attackers if _perceives(overview, who)]
     return head
 
 
-def text_table(found: TradeOff) -> str:
+def text_table(overview: Overview) -> str:
     """The table and what to know about it, aligned.
 
     Args:
-        found: the trade-off.
+        overview: of the trade-off.
     """
-    head, lines = columns(found)
-    grid = [head, *lines]
-    widths = [max(len(row[i]) for row in grid) for i in range(len(head))]
-    text = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in grid
-    ]
-    return "\n".join([*text, *(f"  {note}" for note in notes(found))])
+    head, lines = columns(overview)
+    remarks = (f"  {note}" for note in notes(overview))
+    return "\n".join([aligned([head, *lines]), *remarks])
 
 
-def notes(found: TradeOff) -> list[str]:
+def notes(overview: Overview) -> list[str]:
     """What to know of all rows, and what failed, a sentence for each of them.
 
     Args:
-        found: the trade-off.
+        overview: of the trade-off.
     """
-    queries = found.settings.get("queries", 1)
     first = []
-    if queries != 1:
+    if overview.queries != 1:
         first.append(
-            f"every message was asked for {queries} times at the same weights, and "
-            "attackers take the mean"
+            f"every message was asked for {overview.queries} times at the same "
+            "weights, and attackers take the mean"
         )
-    if any(row.coefficient is not None for row in found.summary):
-        known = [_OF_MIXTURES[who] for who in found.attackers if who in _OF_MIXTURES]
+    if overview.mixes:
+        known = [_OF_MIXTURES[who] for who in overview.attackers if who in _OF_MIXTURES]
         first.append(
             "; ".join(
                 [
@@ -127,14 +117,16 @@ def notes(found: TradeOff) -> list[str]:
                 ]
             )
         )
-    first += _legend(found)
-    return first + [note for row in found.summary for note in _notes(row, found.unit)]
+    first += _legend(overview)
+    return first + [
+        note for row in overview.rows for note in _notes(row, overview.unit)
+    ]
 
 
-def _legend(found: TradeOff) -> list[str]:
+def _legend(overview: Overview) -> list[str]:
     """What marks in the table mean, where they are."""
     out = []
-    cells = [cell for line in columns(found)[1] for cell in line]
+    cells = [cell for line in columns(overview)[1] for cell in line]
     if "exact" in cells:
         out.append(
             "exact: by linearisation this attacker misses less than 1/100,000 of the "
@@ -203,12 +195,12 @@ def _unasked(row: TradeOffRow) -> bool:
     return row.defense == NONE or row.coefficient is not None
 
 
-def _predicts(found: TradeOff, who: Attacker) -> bool:
-    return any(not math.isnan(row.predicted[who]) for row in found.summary)
+def _predicts(overview: Overview, who: Attacker) -> bool:
+    return any(not math.isnan(row.predicted[who]) for row in overview.rows)
 
 
-def _perceives(found: TradeOff, who: Attacker) -> bool:
-    return any(not math.isnan(row.lpips[who]) for row in found.summary)
+def _perceives(overview: Overview, who: Attacker) -> bool:
+    return any(not math.isnan(row.lpips[who]) for row in overview.rows)
 
 
 def _number(value: float) -> str:

@@ -325,7 +325,7 @@ def test_names_from_data_are_escaped(make_run: Make) -> None:
     source, outline = read(write_report(ledger.directory))
     assert evil not in source
     assert "<img src=x" not in source
-    assert html.escape(evil) in source
+    assert evil in words(outline)
     assert not [a for _, a in outline.tags if "onerror" in a]
 
 
@@ -383,7 +383,7 @@ def test_nan_with_status_ok_is_not_a_number(make_run: Make) -> None:
 def test_samples_start_with_the_unknown_then_the_most_exposed(make_run: Make) -> None:
     source, _ = read(write_report(make_run(pictures=None).directory))
     body = source[source.index('<table class="sort">', source.index('id="samples"')) :]
-    lines = re.findall(r"<tr><td class=\"who\".*?</tr>", body, re.S)
+    lines = re.findall(r"<tr>\s*<td class=\"who\".*?</tr>", body, re.S)
     first = [re.search(r'class="num[^"]*" data-sort="([^"]*)"', line) for line in lines]
     found = [match[1] for match in first if match]
     assert len(found) == 20

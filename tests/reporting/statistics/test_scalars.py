@@ -6,8 +6,7 @@ import pytest
 
 from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.quantities import Quantity
-from leakwatch.reporting.statistics import keys
-from leakwatch.reporting.statistics.scalars import log_scalars
+from leakwatch.reporting.statistics.scalars import class_tags, log_scalars
 
 QUANTITIES = {
     "i2f": Quantity("i2f", direction="higher = less exposed"),
@@ -73,12 +72,7 @@ def test_the_later_row_of_a_sample_stands() -> None:
     assert found["leakwatch/i2f/median"] == 3.0
 
 
-def test_constants() -> None:
-    assert keys.SECONDS == "leakwatch/seconds"
-    assert keys.TIME_FRACTION == "leakwatch/time_fraction"
-
-
 def test_class_tags_are_distinct_whatever_is_present() -> None:
     names = ["cat", "cat", "", "x/y"]
-    assert keys.class_tags([1], names) == {1: "cat-1"}
-    assert keys.class_tags([2, 3, 9], names) == {2: "2", 3: "x_y", 9: "9"}
+    assert class_tags([1], names) == {1: "cat-1"}
+    assert class_tags([2, 3, 9], names) == {2: "2", 3: "x_y", 9: "9"}

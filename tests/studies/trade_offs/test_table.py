@@ -15,7 +15,8 @@ from leakwatch.status import Status
 from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff
 from leakwatch.studies.trade_offs.outcomes import ATTACKERS, Attacker
 from leakwatch.studies.trade_offs.prediction import CEILING
-from leakwatch.studies.trade_offs.report import trade_off_page
+from leakwatch.studies.trade_offs.report import trade_off_figure, trade_off_page
+from leakwatch.studies.trade_offs.rows import Overview
 from leakwatch.studies.trade_offs.table import columns, headings, notes
 
 SHORT = Status("not converged", "too few steps")
@@ -48,10 +49,10 @@ def cell(
     return Cell(defense, budget, 0, 0.9, attacked, applied, coefficient=coefficient)
 
 
-def trade_off(*cells: Cell, attackers: tuple[Attacker, ...] = ATTACKERS) -> TradeOff:
+def trade_off(*cells: Cell, attackers: tuple[Attacker, ...] = ATTACKERS) -> Overview:
     plain = cell("none", [58.0], budget=0.0, predicted=CEILING)
     settings = {"attack": "gauss-newton", "box": 0.123456789, "queries": 1}
-    return TradeOff((plain, *cells), attackers, "relative", settings)
+    return TradeOff((plain, *cells), attackers, "relative", settings).overview
 
 
 def test_all_columns_have_names_of_their_own() -> None:
@@ -111,12 +112,12 @@ def test_hollow_points_leave_failed_attacks_out() -> None:
         cell("gaussian", [10.0, 12.0, 14.0], budget=0.2),
         attackers=("naive",),
     )
-    figure = found.figure()
+    figure = trade_off_figure(found)
     traces = {trace.name: trace for trace in figure.data if trace.visible}
     assert list(traces["gaussian"].marker.symbol) == ["circle-open", "circle"]
     assert "hollow" in figure.layout.title.subtitle.text
     assert figure.layout.xaxis.title.text == "accuracy"
-    assert "hollow" not in trade_off().figure().layout.title.subtitle.text
+    assert "hollow" not in trade_off_figure(trade_off()).layout.title.subtitle.text
 
 
 def test_an_exact_prediction_is_no_number_of_decibels() -> None:
@@ -127,7 +128,7 @@ def test_an_exact_prediction_is_no_number_of_decibels() -> None:
     assert sum(note.startswith("exact:") for note in notes(found)) == 1
     drawn = [
         y
-        for trace in found.figure().data
+        for trace in trade_off_figure(found).data
         for y in trace.y
         if y is not None and not trace.visible
     ]
