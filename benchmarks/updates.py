@@ -46,8 +46,8 @@ from leakwatch.attacks import (
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.matching.update_selection import opened
 from leakwatch.attacks.updates import presets as update_presets
-from leakwatch.attacks.updates.descent import Objective
-from leakwatch.attacks.updates.matching import SimulationObjective
+from leakwatch.attacks.updates.descent import UpdateObjective
+from leakwatch.attacks.updates.simulation import SimulationObjective
 from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap
 from leakwatch.federated import LocalTraining, client_updates, train_client
@@ -138,7 +138,7 @@ def cost_of(preset: str, samples: int, epochs: int, calls: int) -> None:
     assert update.labels is not None
     with opened(maps) as path_for:
         given = maps, update, update.labels, path_for
-        objective: Objective
+        objective: UpdateObjective
         if isinstance(attack, SimulationAttack):
             assert update.training is not None
             samples *= attack.sets(update.training, samples)

@@ -12,10 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.attacks import presets
-from leakwatch.attacks.base import Attack, Progress
-from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks.base import Attack, Progress, ProgressLine
 from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.progress import ProgressLine
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import Perturbation, SharedGradient
 from leakwatch.attacks.start import Start, StartKind
@@ -212,8 +210,6 @@ def _configured(
     engine: object, steps: int | None, overrides: dict[str, object]
 ) -> Attack:
     changes = dict(overrides) if steps is None else {"steps": steps, **overrides}
-    if isinstance(engine, FirstOrder):
-        return engine.changed(**changes)
     if isinstance(engine, type) or not hasattr(engine, "run"):
         raise TypeError(
             f"preset must be the name of one or an attack with a run method, got a "

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.attacks.base import Progress
+from leakwatch.attacks.base import (
+    GradientAttack,
+    GradientTask,
+    SearchResult,
+    refuse_unknown,
+)
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.attacks.gauss_newton.objective import fixed_logit_gradient
-from leakwatch.attacks.labels.slopes import logit_slopes
+from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.matching.priors import Priors
-from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.settings import refuse_unknown
 from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start
 from leakwatch.attacks.verdict import mismatch
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime import Criterion
@@ -34,7 +36,7 @@ _Problem: TypeAlias = tuple[GradientMap, SharedGradient]
 
 @final
 @dataclass(frozen=True)
-class Combined:
+class Combined(GradientAttack):
     """Runs a first-order attack and begins Gauss–Newton at its images.
 
     Where the shared gradient states the slopes of the logits, half of the restarts of
@@ -80,97 +82,62 @@ class Combined:
         if not 0 < self.share < 1:
             raise ValueError(f"share must lie in (0, 1), got {self.share}.")
 
-    def run(
-        self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int = 0,
-        restarts: int = 1,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts targets images ..."] | None = None,
-    ) -> Reconstruction:
-        """Attacks all targets. See :class:`leakwatch.attacks.base.Attack`."""
-        began = time.perf_counter()
-        problems = self.first_problems(gradients, shared)
-        shares = _shares(restarts, len(problems))
+    def search(self, task: GradientTask) -> SearchResult:
+        """Comes near by the first attack, and goes on by the second."""
+        problems = self.first_problems(task.gradients, task.shared)
         near: list[Reconstruction] = []
         done = 0
-        for problem, count in zip(problems, shares, strict=True):
+        limit = None if task.deadline is None else self.share * _seconds_left(task)
+        began = time.perf_counter()
+        for problem, count in zip(
+            problems, _shares(task.restarts, len(problems)), strict=True
+        ):
             if count == 0:
                 continue
-            given = None if initial is None else initial[done : done + count]
-            limit = None
-            if time_limit is not None:
+            left = None
+            if limit is not None:
                 # What is left of the first attack's time, by restarts that are left.
-                rest = self.share * time_limit - (time.perf_counter() - began)
-                limit = max(rest * count / (restarts - done), 1e-3)
-            near.append(
-                self._approach(
-                    problem,
-                    limit,
-                    pixels=pixels,
-                    start=start,
-                    # Streams are named by seed: no two restarts begin alike.
-                    seed=seed + done,
-                    restarts=count,
-                    progress=progress,
-                    initial=given,
-                )
-            )
+                rest = limit - (time.perf_counter() - began)
+                left = max(rest * count / (task.restarts - done), 1e-3)
+            near.append(self._approach(problem, task, done, count, left))
             done += count
-        images = torch.cat([found.restart_images for found in near])
-        labels = shared.labels
-        if labels is None:
-            labels = near[-1].labels.view(shared.targets, shared.images)
-        turned = torch.stack(
-            [
-                mismatch(gradients, shared, x.to(gradients.dtype), labels)[1]
-                for x in images
-            ]
-        )
+        images = torch.cat([result.restart_images for result in near])
+        turned = [
+            mismatch(
+                task.gradients, task.shared, x.to(task.gradients.dtype), task.labels
+            )[1]
+            for x in images
+        ]
         # The best restart first: targets that it solves need no other.
-        order = turned.argsort(0)
-        every = torch.arange(shared.targets, device=order.device)
-        left = None
-        if time_limit is not None:
-            left = max(time_limit - (time.perf_counter() - began), 1e-3)
-        found = self.second.run(
-            gradients,
-            shared,
-            pixels=pixels,
-            start=start,
-            seed=seed,
-            restarts=restarts,
-            time_limit=left,
-            progress=progress,
-            initial=images[order, every],
-        )
-        return replace(
-            found,
-            iterations=found.iterations + sum(n.iterations for n in near),
-            seconds=time.perf_counter() - began,
-            attack=self.name,
-        )
+        order = torch.stack(turned).argsort(0)
+        every = torch.arange(task.shared.targets, device=order.device)
+        result = self.second.search(replace(task, initial=images[order, every]))
+        steps = torch.stack([n.iterations for n in near]).sum(0)
+        return replace(result, steps=result.steps + steps.to(result.steps))
 
     def _approach(
         self,
         problem: _Problem,
+        task: GradientTask,
+        done: int,
+        count: int,
         limit: float | None,
-        *,
-        progress: Progress | None,
-        **how: Any,
     ) -> Reconstruction:
-        """The first attack, with as many steps as fit its time."""
+        """The first attack from some starts, with as many steps as fit its time."""
+        initial = task.initial
+        how: dict[str, Any] = {
+            "pixels": task.pixels,
+            "start": task.start,
+            # Streams are named by seed: no two restarts begin alike.
+            "seed": task.seed + done,
+            "restarts": count,
+            "initial": None if initial is None else initial[done : done + count],
+        }
         first = self.first
         if limit is not None:
             clock = [time.perf_counter()]
             for steps in (1, 1 + _TRIAL_STEPS):
-                trial = first.changed(steps=steps)
-                trial.run(*problem, progress=None, time_limit=limit, **how)
+                first.changed(steps=steps).run(*problem, time_limit=limit, **how)
                 clock.append(time.perf_counter())
             once, more = clock[1] - clock[0], clock[2] - clock[1]
             each = max(more - once, 0.1 * more) / _TRIAL_STEPS
@@ -178,7 +145,7 @@ class Combined:
             fits = int((left - min(once, more)) / each)
             first = first.changed(steps=max(1, min(first.steps, fits)))
             limit = max(left, 1e-3)
-        return first.run(*problem, progress=progress, time_limit=limit, **how)
+        return first.run(*problem, progress=task.progress, time_limit=limit, **how)
 
     def first_problems(
         self, gradients: GradientMap, shared: SharedGradient
@@ -215,11 +182,24 @@ class Combined:
             problems.insert(0, easier(_Slopes((slopes / size).float()), given))
         return problems
 
-    def changed(self, **changes: object) -> Combined:
+    def fit_to(
+        self,
+        sample_shape: tuple[int, ...],
+        *,
+        prior_std: float,
+        prior_mean: Float[Tensor, "*sample"] | None,
+    ) -> Self:
+        """With a first attack that fits the samples."""
+        first = self.first.fit_to(
+            sample_shape, prior_std=prior_std, prior_mean=prior_mean
+        )
+        return replace(self, first=first)
+
+    def changed(self, **settings: object) -> Self:
         """The same attack with other settings.
 
         Args:
-            changes: of this class; others go to each of the two attacks that has them.
+            settings: of this class; others go to each of the two attacks that has them.
                 ``steps`` is a limit for both, the second's own stays if it is lower.
 
         Raises:
@@ -230,24 +210,24 @@ class Combined:
             >>> changed.first.steps, changed.second.steps, changed.first.lr
             (200, 60, 0.05)
         """
-        own = {f.name for f in fields(self)}
-        mine = {k: v for k, v in changes.items() if k in own}
-        rest = {k: v for k, v in changes.items() if k not in own}
-        changed: Combined = replace(self, **mine)  # type: ignore[arg-type]
+        own = self.setting_names()
+        both = {k: v for k, v in settings.items() if k not in own}
+        changed = super().changed(**{k: settings[k] for k in settings.keys() & own})
         first, second = changed.first, changed.second
-        if "steps" in rest:
-            steps = rest.pop("steps")
-            first = first.changed(steps=steps)
-            if not isinstance(steps, int) or steps < second.steps:
-                second = second.changed(steps=steps)
-        theirs = {f.name for f in fields(second)} - {"name"}
-        others = {f.name for f in fields(first)} | {f.name for f in fields(Priors)}
-        refuse_unknown(self.name, rest, own | theirs | others)
-        second = second.changed(**{k: v for k, v in rest.items() if k in theirs})
-        both = {f.name for f in fields(first)} & theirs
-        rest = {k: v for k, v in rest.items() if k not in theirs or k in both}
-        first = first.changed(**rest)
+        firsts = set(first.setting_names())
+        seconds = {*second.setting_names()} - {"name"}
+        refuse_unknown(self.name, both, {*own, *firsts, *seconds})
+        first = first.changed(**{k: both[k] for k in both.keys() & firsts})
+        steps = both.get("steps")
+        if isinstance(steps, int) and steps >= second.steps:
+            seconds.remove("steps")
+        second = second.changed(**{k: both[k] for k in both.keys() & seconds})
         return replace(changed, first=first, second=second)
+
+
+def _seconds_left(task: GradientTask) -> float:
+    assert task.deadline is not None
+    return task.deadline - time.perf_counter()
 
 
 def _shares(restarts: int, problems: int) -> list[int]:

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final, get_args
+from typing import Self, final, get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.labels.infer import LabelMethod, infer_labels
-from leakwatch.attacks.matching import distances
-from leakwatch.attacks.matching.objective import MatchingProblem, PathName
-from leakwatch.attacks.matching.priors import BatchStatistics, Priors
-from leakwatch.attacks.optimizers.descent import Descent, Outcome
-from leakwatch.attacks.optimizers.first_order import (
-    OptimizerName,
-    ScheduleName,
-    schedule,
+from leakwatch.attacks.base import (
+    GradientAttack,
+    GradientTask,
+    SearchResult,
+    labels_of,
+    refuse_unknown,
 )
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.settings import refuse_unknown
+from leakwatch.attacks.labels.infer import LabelMethod
+from leakwatch.attacks.matching import distances
+from leakwatch.attacks.matching.objective import (
+    Evaluation,
+    Matcher,
+    MatchingProblem,
+    PathName,
+)
+from leakwatch.attacks.matching.priors import BatchStatistics, Priors
+from leakwatch.attacks.optimizers.descent import DescentObjective, descend
+from leakwatch.attacks.optimizers.first_order import DescentSettings, ScheduleName
+from leakwatch.attacks.optimizers.state import DescentState
 from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start, stream
-from leakwatch.attacks.verdict import mismatch, uninformed, verdict
+from leakwatch.attacks.start import stream
+from leakwatch.checks import check_integer
 from leakwatch.derivatives import GradientMap
 
 __all__ = ["FirstOrder"]
@@ -36,16 +39,15 @@ __all__ = ["FirstOrder"]
 
 @final
 @dataclass(frozen=True)
-class FirstOrder:
+class FirstOrder(DescentSettings, GradientAttack):
     """Descends on the distance between gradients, for all targets and restarts at once.
 
     Minimises D(g(x), g*) plus priors. The presets in
-    :mod:`leakwatch.attacks.presets` are instances of it.
+    :mod:`leakwatch.attacks.presets` are instances of it. How it descends is set as in
+    :class:`leakwatch.attacks.optimizers.first_order.DescentSettings`.
 
     Args:
         name: recorded in results.
-        distance: ``"l2"``, ``"cosine"`` or ``"l1"``, see
-            :func:`leakwatch.attacks.matching.distances.get`.
         optimizer: ``"adam"``, ``"sgd"`` with momentum, or ``"lbfgs"``.
         lr: step size, network-input units for Adam; first trial length for L-BFGS.
         momentum: of ``"sgd"``.
@@ -53,9 +55,13 @@ class FirstOrder:
         schedule: of the step size: ``"constant"``, ``"step"`` or ``"cosine"``, see
             :func:`leakwatch.attacks.optimizers.first_order.schedule`.
         steps: evaluations of the gradient per attack.
-        priors: weights of total variation, norm and BatchNorm statistics.
         box: whether images are kept in the range of pixels, where that is known; not
             with L-BFGS.
+        patience: attacks are finished when their objective has not improved for this
+            many steps. Default: never.
+        distance: ``"l2"``, ``"cosine"`` or ``"l1"``, see
+            :func:`leakwatch.attacks.matching.distances.get`.
+        priors: weights of total variation, norm and BatchNorm statistics.
         relative: whether the distance is divided by ‖g*‖² (L2) or ‖g*‖ (L1), so that
             the priors weigh the same for all samples.
         layer_weights: factors of the layers' parts of the distance, see
@@ -67,8 +73,6 @@ class FirstOrder:
             :func:`leakwatch.attacks.labels.infer.infer_labels`.
         tolerance: attacks are finished when the gradient is matched to this relative
             error. Default: 20 times the rounding error of the arithmetic.
-        patience: attacks are finished when their objective has not improved for this
-            many steps. Default: never.
         path: see :class:`MatchingProblem`.
         chunk_size: attacks evaluated at once.
 
@@ -91,99 +95,37 @@ class FirstOrder:
     """
 
     name: str = "first-order"
-    distance: str = "cosine"
-    optimizer: OptimizerName = "adam"
-    lr: float = 0.1
-    momentum: float = 0.9
-    signed: bool = False
     schedule: ScheduleName = "step"
-    steps: int = 1000
+    distance: str = "cosine"
     priors: Priors = field(default_factory=Priors)
-    box: bool = True
     relative: bool = False
     layer_weights: Mapping[str, float] | Sequence[float] | None = None
     statistics: BatchStatistics | None = None
     joint_labels: bool = False
-    label_method: str = "auto"
+    label_method: LabelMethod = "auto"
     tolerance: float | None = None
-    patience: int | None = None
     path: PathName = "auto"
     chunk_size: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         distances.get(self.distance)
-        schedule(self.schedule)
-        if self.optimizer not in ("adam", "sgd", "lbfgs"):
-            raise ValueError(
-                f"unknown optimizer {self.optimizer!r}; choose from adam, sgd, lbfgs."
-            )
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}.")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {self.chunk_size}.")
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, example=8, smallest=1)
         if self.label_method not in get_args(LabelMethod):
             raise ValueError(
                 f"unknown label_method {self.label_method!r}; choose from "
                 f"{', '.join(get_args(LabelMethod))}."
             )
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}.")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise ValueError(f"tolerance must be at least 0, got {self.tolerance}.")
-        if self.optimizer == "lbfgs" and (self.signed or self.box):
-            raise ValueError(
-                "L-BFGS builds on differences of gradients of an unconstrained "
-                "objective; use signed=False and box=False with it, or "
-                "optimizer='adam'."
-            )
 
-    def run(
-        self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int = 0,
-        restarts: int = 1,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts targets images ..."] | None = None,
-    ) -> Reconstruction:
-        """Attacks all targets. See :class:`leakwatch.attacks.base.Attack`.
-
-        Raises:
-            ValueError: if the shared gradients are not this module's, ``initial`` has
-                another shape, or the BatchNorm prior meets a network without
-                BatchNorm.
-        """
-        began = time.perf_counter()
-        if restarts < 1:
-            raise ValueError(f"restarts must be at least 1, got {restarts}.")
-        if time_limit is not None and not time_limit > 0:
-            raise ValueError(f"time_limit must be positive, got {time_limit} seconds.")
-        device = next(gradients.module.parameters()).device
-        labels, doubts = self._labels(gradients, shared)
-        x = start.images(
-            initial,
-            targets=shared.targets,
-            images=shared.images,
-            shape=shared.sample_shape,
-            restarts=restarts,
-            seed=seed,
-            pixels=pixels,
-            box=self.box,
-            index=shared.index,
-            dtype=gradients.dtype,
-            device=device,
-        )
+    def search(self, task: GradientTask) -> SearchResult:
+        """Descends from the first images."""
+        x = task.first_images(box=self.box)
         problem = MatchingProblem(
-            gradients,
-            shared,
+            task.gradients,
+            task.shared,
             self.distance,
             layer_weights=self.layer_weights,
             batch_norm=self.priors.batch_norm,
@@ -195,127 +137,150 @@ class FirstOrder:
             chunk_size=self.chunk_size,
         )
         with problem.opened() as matcher:
-            descent = Descent(
-                self,
-                problem,
-                matcher,
-                pixels,
-                deadline=None if time_limit is None else began + time_limit,
-                progress=progress,
-            )
             logits = None
             if self.joint_labels:
-                classes = matcher.classes(x[0, 0, 0])
-                logits = _first_logits(shared, restarts, classes, seed).to(x)
-            outcome = descent.run(x, labels, logits)
-        return self._reconstruction(
-            gradients, shared, pixels, start, outcome, labels.to(device), doubts, began
-        )
+                logits = _first_logits(task, matcher.classes(x[0, 0, 0])).to(x)
+            return descend(
+                x,
+                _Matching(self, problem, matcher),
+                self,
+                task.pixels,
+                labels=task.labels,
+                logits=logits,
+                deadline=task.deadline,
+                progress=task.progress,
+            )
 
-    def _labels(
-        self, gradients: GradientMap, shared: SharedGradient
-    ) -> tuple[Tensor, tuple[str, ...]]:
-        """Labels ``(targets, images)``, and what may be wrong with them."""
-        none = ("",) * shared.targets
+    def labels_of(
+        self, shared: SharedGradient, gradients: GradientMap
+    ) -> tuple[Int[Tensor, "targets images"], tuple[str, ...]]:
+        """Known labels, or inferred ones; none where they are optimised."""
         if self.joint_labels:
-            return torch.zeros(shared.targets, shared.images, dtype=torch.long), none
-        if shared.labels is not None:
-            return shared.labels, none
-        method: LabelMethod = self.label_method  # type: ignore[assignment]
-        found = infer_labels(shared, gradients, method)
-        return found.labels, tuple(
-            "" if s.word == "ok" else f"The labels were inferred: {s}."
-            for s in found.status
-        )
+            nothing = torch.zeros(shared.targets, shared.images, dtype=torch.long)
+            return nothing, ("",) * shared.targets
+        return labels_of(shared, gradients, self.label_method)
 
-    def _reconstruction(
+    def check(self, module: nn.Module) -> None:
+        """Refuses networks without BatchNorm when there is a prior for it.
+
+        Raises:
+            ValueError: there.
+        """
+        normalised = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
+        )
+        if self.priors.batch_norm > 0 and not normalised:
+            raise ValueError(
+                f"attack {self.name!r} uses BatchNorm statistics as a prior, but "
+                f"{type(module).__name__} has no BatchNorm; use batch_norm=0, or "
+                f"choose another attack, for instance attack='lavp-l2'."
+            )
+
+    def fit_to(
         self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        pixels: PixelScale,
-        start: Start,
-        outcome: Outcome,
-        labels: Tensor,
-        doubts: tuple[str, ...],
-        began: float,
-    ) -> Reconstruction:
-        best = outcome.distance.argmin(0)
-        every = torch.arange(shared.targets, device=best.device)
-        images = outcome.images[best, every]
-        if outcome.logits is not None:
-            labels = outcome.logits[best, every].argmax(-1)
-        found = mismatch(gradients, shared, images, labels)
-        bases = uninformed(gradients, shared, labels, pixels)
-        which = 1 if self.distance == "cosine" else 0
-        status = verdict(
-            shared,
-            found[which],
-            base=bases[which],
-            whole=found[0],
-            out_of_time=outcome.unfinished.all(0),
-            diverged=outcome.diverged.all(0),
-            doubts=doubts,
-        )
-        single = shared.images == 1
-        return Reconstruction(
-            images=images[:, 0] if single else images,
-            labels=labels[:, 0] if single else labels,
-            loss=outcome.distance[best, every],
-            relative=found[0],
-            status=status,
-            iterations=outcome.steps[best, every],
-            restart_images=outcome.images,
-            restart_loss=outcome.distance,
-            seconds=time.perf_counter() - began,
-            attack=self.name,
-            start=start.name,
-            practical=start.practical,
-            history=outcome.history,
-        )
+        sample_shape: tuple[int, ...],
+        *,
+        prior_std: float,
+        prior_mean: Float[Tensor, "*sample"] | None,
+    ) -> Self:
+        """Without total variation where samples are no images."""
+        return self if len(sample_shape) >= 3 else self.changed(tv=0.0)
 
-    def changed(self, **fields: object) -> FirstOrder:
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """The fields, and those of the priors."""
+        return [*super().setting_names(), *Priors.__dataclass_fields__]
+
+    def changed(self, **settings: object) -> Self:
         """The same attack with other settings.
 
         Args:
-            fields: of this class, and ``tv``, ``l2``, ``batch_norm``, ``first_layer``
-                of its priors.
+            settings: of this class, and ``tv``, ``l2``, ``batch_norm``,
+                ``first_layer`` of its priors.
 
         Returns:
             A new attack.
 
         Raises:
-            ValueError: for a field that there isn't; lists those that there are.
+            ValueError: for a setting that there isn't; lists those that there are.
 
         Example:
             >>> FirstOrder().changed(tv=1e-3, steps=10).priors.tv
             0.001
         """
-        own = {name for name in self.__dataclass_fields__ if name != "priors"}
-        inner = set(Priors.__dataclass_fields__)
-        refuse_unknown(self.name, fields.keys() - {"priors"}, own | inner)
-        priors = fields.pop("priors", self.priors)
+        refuse_unknown(self.name, settings.keys() - {"priors"}, self.setting_names())
+        priors = settings.pop("priors", self.priors)
         if not isinstance(priors, Priors):
             raise ValueError(f"priors must be Priors(...), got {priors!r}.")
-        terms = {k: fields.pop(k) for k in list(fields) if k in inner}
-        changes: dict[str, object] = {**fields, "priors": replace(priors, **terms)}  # type: ignore[arg-type]
-        return replace(self, **changes)  # type: ignore[arg-type]
+        inner = settings.keys() & Priors.__dataclass_fields__
+        terms = {name: settings.pop(name) for name in inner}
+        settings["priors"] = replace(priors, **terms)  # type: ignore[arg-type]
+        return super().changed(**settings)
+
+
+@final
+class _Matching(DescentObjective):
+    """The distance of gradients with priors, scaled to a moderate size."""
+
+    def __init__(
+        self, attack: FirstOrder, problem: MatchingProblem, matcher: Matcher
+    ) -> None:
+        self._matcher = matcher
+        self._priors = attack.priors
+        target = problem.shared.gradient.to(matcher.device, torch.float64)
+        tolerance = attack.tolerance
+        if tolerance is None:
+            tolerance = 20 * torch.finfo(matcher.dtype).eps
+        self.matched_below = _matched_below(attack.distance, target, tolerance)
+        length = target.norm(dim=1)
+        # Adam's ε and the tests of L-BFGS see objectives of moderate size however
+        # small a gradient is; plain descent takes the objective as it is.
+        self._scale: Tensor | None = None
+        degree = problem.distance.degree
+        if not attack.relative and attack.optimizer != "sgd" and degree != 0:
+            nonzero = torch.where(length > 0, length, torch.ones_like(length))
+            self._scale = nonzero**-degree
+
+    def evaluate(self, state: DescentState, step: int) -> Evaluation:
+        """See :class:`DescentObjective`."""
+        found = self._matcher.evaluate(state.images, state.targets(), state.target)
+        gradient, target_gradient = found.gradient, found.target_gradient
+        objective = found.objective + self._priors.add_to(state.images, gradient)
+        if self._scale is not None:
+            scale = self._scale[state.target].to(gradient.dtype)
+            objective = objective * scale
+            gradient = gradient * _over(scale, gradient)
+            if target_gradient is not None:
+                target_gradient = target_gradient * _over(scale, target_gradient)
+        return Evaluation(found.distance, objective, gradient, target_gradient)
+
+
+def _matched_below(
+    distance: str, target: Float[Tensor, "targets d_theta"], tolerance: float
+) -> Float[Tensor, " targets"]:
+    """Distance at which a target counts as matched to rounding."""
+    if distance == "cosine":
+        return torch.full_like(target[:, 0], 0.5 * tolerance**2)
+    if distance == "l1":
+        return tolerance * target.abs().sum(1)
+    return 0.5 * tolerance**2 * target.square().sum(1)
+
+
+def _over(numbers: Tensor, like: Tensor) -> Tensor:
+    return numbers.view(-1, *[1] * (like.ndim - 1))
 
 
 def _first_logits(
-    shared: SharedGradient, restarts: int, classes: int, seed: int
-) -> Tensor:
+    task: GradientTask, classes: int
+) -> Float[Tensor, "restarts targets images classes"]:
     """N(0, 1) for each class, from streams of their own beside those of the images."""
-    names = range(shared.targets) if shared.index is None else shared.index
     rows = [
-        [
-            torch.randn(
-                shared.images,
-                classes,
-                dtype=torch.float64,
-                generator=stream(seed, name, r, 1),
-            )
-            for name in names
-        ]
-        for r in range(restarts)
+        torch.randn(
+            task.shared.images,
+            classes,
+            dtype=torch.float64,
+            generator=stream(task.seed, name, restart, 1),
+        )
+        for name, restart in task.places
     ]
-    return torch.stack([torch.stack(row) for row in rows])
+    return torch.stack(rows).view(task.restarts, -1, *rows[0].shape)

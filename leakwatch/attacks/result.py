@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakwatch.status import Status
 
-__all__ = ["Reconstruction"]
+__all__ = ["Reconstruction", "UpdateReconstruction"]
 
 
 @final
@@ -70,3 +70,53 @@ class Reconstruction:
     def matched(self) -> tuple[bool, ...]:
         """Per target, whether the gradient was matched, also under a doubt."""
         return tuple(s.usable for s in self.status)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class UpdateReconstruction:
+    """Reconstructed samples of federated clients, detached.
+
+    An update says nothing about the order of a client's samples: align images with
+    the originals before comparing, see :func:`leakwatch.quality.assignment.align`.
+
+    Attributes:
+        images: of each client's best restart, network-input units. Always finite.
+        labels: used or inferred; ``labels[c, i]`` is the class of ``images[c, i]``.
+        loss: distance between the client's update and the one that these images
+            explain, without priors, float64, infinite where none was finite: 1 − cos
+            for ``ig-update`` and ``sme``; for ``dlfa`` also 1 − cos, of the whole
+            simulated update.
+        alpha: where between w_T (0) and w_0 (1) the weights lie at which the gradient
+            was taken; 1 for ``ig-update``, NaN for ``dlfa``, which uses all the way.
+        status: per client. ``ok``: the update was matched, which doesn't promise the
+            right images: others may explain it too. ``estimated``: matched under a
+            doubt that the reason states, such as inferred labels. ``not converged``: it
+            was not matched, or the time was over. None of them says that a client is
+            safe.
+        restart_images: of each restart.
+        restart_loss: its distance.
+        restart_alpha: its α.
+        iterations: steps of the optimiser in the whole run.
+        seconds: wall-clock time of the whole attack on all clients.
+        attack: name of the preset or attack.
+        history: distance of the current images at evenly spaced steps.
+    """
+
+    images: Float[Tensor, "clients N ..."]
+    labels: Int[Tensor, "clients N"]
+    loss: Float[Tensor, " clients"]
+    alpha: Float[Tensor, " clients"]
+    status: tuple[Status, ...]
+    restart_images: Float[Tensor, "restarts clients N ..."]
+    restart_loss: Float[Tensor, "restarts clients"]
+    restart_alpha: Float[Tensor, "restarts clients"]
+    iterations: int
+    seconds: float
+    attack: str
+    history: Float[Tensor, "checks restarts clients"]
+
+    @property
+    def best_restart(self) -> Int[Tensor, " clients"]:
+        """Which restart was returned, by its distance."""
+        return self.restart_loss.argmin(0)

@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
+from leakwatch.attacks import UpdateAttack
 from leakwatch.attacks.updates import presets
-from leakwatch.attacks.updates.presets import UpdateAttack
 from leakwatch.callbacks._audit.conclusions import conclusions, sentence
 from leakwatch.callbacks._audit.plan import (
     METRICS,

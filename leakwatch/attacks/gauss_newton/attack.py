@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Literal, Self, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.gauss_newton.run import Attempt
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.settings import refuse_unknown
-from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start
-from leakwatch.attacks.verdict import mismatch, uninformed, verdict
-from leakwatch.derivatives import GradientMap
+from leakwatch.attacks.base import GradientAttack, GradientTask, SearchResult
+from leakwatch.attacks.gauss_newton.levenberg_marquardt import (
+    LevenbergMarquardt,
+    LevenbergMarquardtResult,
+    LevenbergMarquardtSettings,
+)
+from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
+from leakwatch.attacks.gauss_newton.steps import DenseSteps, MatrixFreeSteps
+from leakwatch.attacks.labels.last_layer import logit_slopes
+from leakwatch.attacks.start import stream
 
-__all__ = ["GaussNewton", "Method"]
+__all__ = ["GaussNewton", "Method", "Waves"]
 
 Method = Literal["auto", "dense", "matrix-free"]
+
+# J of one attack in float64 up to which forming H beats conjugate gradients: measured,
+# see the class.
+_DENSE_BYTES = 256 * 2**20
+# Standard deviation of a uniform variable on [0, 1].
+_UNIFORM_STD = 1 / math.sqrt(12)
+# Matched to this relative rest, a target needs no further restart.
+_EXACT = 1e-4
+# With this relative rest a ReLU network's image is nearly right, and held by kinks:
+# it is shaken by these parts of the range, instead of forgotten.
+_NEARLY = 0.15
+_KICKS = (0.03, 0.01, 0.1)
+# Slopes of the logits with more noise than this mislead.
+_NOISY = 0.3
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class GaussNewton:
+class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
     r"""Finds the image whose gradient is the shared one, by Levenberg–Marquardt.
 
     Minimises
@@ -71,20 +85,20 @@ class GaussNewton:
     Args:
         name: recorded in results.
         steps: at most, in each wave.
-        method: ``"dense"``: H as a matrix, the model minimised exactly, H kept while
-            steps go as predicted; ``"matrix-free"``: conjugate gradients on batched
-            products; ``"auto"``: dense where J of one image takes no more than 256 MiB
-            in float64 (measured at one thread: for the LeNet one H costs as much as 35
-            to 100 iterations, for ResNet8 260).
         damping: λ at the start.
-        products: most iterations of conjugate gradients for one face of the box.
-        forcing: relative rest at which they stop, far from the solution.
-        logits: whether to start with the slopes of the logits, where they are known.
         smoothing: spread of pre-activations as a part of their size, per unit of the
             relative residual; 0 for none.
         widest: most of that spread.
         memory: steps among which one may be uphill, ReLU networks only.
         patience: steps without 1 % of improvement after which an attack ends.
+        method: ``"dense"``: H as a matrix, the model minimised exactly, H kept while
+            steps go as predicted; ``"matrix-free"``: conjugate gradients on batched
+            products; ``"auto"``: dense where J of one image takes no more than 256 MiB
+            in float64 (measured at one thread: for the LeNet one H costs as much as 35
+            to 100 iterations, for ResNet8 260).
+        products: most iterations of conjugate gradients for one face of the box.
+        forcing: relative rest at which they stop, far from the solution.
+        logits: whether to start with the slopes of the logits, where they are known.
         tolerance: relative residual at which it ends. Default: rounding of the
             gradients that were shared.
         box: whether images are kept in the range of pixels, where that is known.
@@ -98,6 +112,7 @@ class GaussNewton:
     Example:
         >>> import torch
         >>> from leakwatch.attacks import PixelScale, SharedGradient, Start
+        >>> from leakwatch.derivatives import GradientMap
         >>> net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Sigmoid(),
         ...                           torch.nn.Linear(8, 3)).double()
         >>> gradients = GradientMap(net, dtype=torch.float64)
@@ -110,16 +125,10 @@ class GaussNewton:
     """
 
     name: str = "gauss-newton"
-    steps: int = 60
     method: Method = "auto"
-    damping: float = 1e-2
     products: int = 40
     forcing: float = 0.1
     logits: bool = True
-    smoothing: float = 0.3
-    widest: float = 0.3
-    memory: int = 4
-    patience: int = 20
     tolerance: float | None = None
     box: bool = True
     prior_std: float | None = None
@@ -127,130 +136,238 @@ class GaussNewton:
     fast: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1),
-            ("products", 1),
-            ("memory", 1),
-            ("patience", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{name} must be at least {least}, got {getattr(self, name)}."
-                )
+        super().__post_init__()
+        if self.products < 1:
+            raise ValueError(f"products must be at least 1, got {self.products}.")
         if self.method not in ("auto", "dense", "matrix-free"):
             raise ValueError(
                 f"unknown method {self.method!r}; choose from auto, dense, matrix-free."
             )
-        for name in ("damping", "forcing", "widest"):
+        for name in ("forcing", "prior_std"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, got {value}.")
-        if not (math.isfinite(self.smoothing) and self.smoothing >= 0):
-            raise ValueError(
-                f"smoothing must be finite and at least 0, got {self.smoothing}."
-            )
-        if self.prior_std is not None and not (
-            math.isfinite(self.prior_std) and self.prior_std > 0
-        ):
-            raise ValueError(
-                f"prior_std must be positive and finite, got {self.prior_std}."
-            )
 
-    def run(
-        self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int = 0,
-        restarts: int = 1,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts targets images ..."] | None = None,
-    ) -> Reconstruction:
-        """Attacks all targets. See :class:`leakwatch.attacks.base.Attack`.
+    def search(self, task: GradientTask) -> SearchResult:
+        """Wave after wave; see the class.
 
         Restarts that were not needed return their first image and an infinite loss.
-
-        Raises:
-            ValueError: if the shared gradients are not this module's, or ``initial``
-                has another shape.
         """
-        began = time.perf_counter()
-        if restarts < 1:
-            raise ValueError(f"restarts must be at least 1, got {restarts}.")
-        if time_limit is not None and not time_limit > 0:
-            raise ValueError(f"time_limit must be positive, got {time_limit} seconds.")
-        if shared.gradient.shape[1] != gradients.size:
-            raise ValueError(
-                f"each shared gradient has {shared.gradient.shape[1]} entries, but "
-                f"this module's has {gradients.size}; share the gradients of the same "
-                f"module."
-            )
-        attempt = Attempt(self, gradients, shared, pixels, start, progress)
-        if time_limit is not None:
-            attempt.deadline = began + time_limit
-        first = attempt.first_images(seed, restarts, initial)
+        return Waves(self, task).run()
+
+    def fit_to(
+        self,
+        sample_shape: tuple[int, ...],
+        *,
+        prior_std: float,
+        prior_mean: Float[Tensor, "*sample"] | None,
+    ) -> Self:
+        """With this prior, unless it has one of its own."""
+        if self.prior_std is not None:
+            return self
+        mean = prior_mean if self.prior_mean is None else self.prior_mean
+        return replace(self, prior_std=prior_std, prior_mean=mean)
+
+
+@final
+class Waves:
+    """One run's objectives and restarts; images are pixels, float64.
+
+    Args:
+        attack: the settings.
+        task: what is given.
+
+    Attributes:
+        easier: the objective with the slopes of the logits, where they help.
+    """
+
+    def __init__(self, attack: GaussNewton, task: GradientTask) -> None:
+        self.attack, self.task = attack, task
+        self.shared, self.pixels = task.shared, task.pixels
+        shared, labels = task.shared, task.labels
+        self.wave = 0
+        target = shared.gradient.double()
+        self.length = target.norm(dim=1).clamp_min(torch.finfo(target.dtype).tiny)
+        noise = shared.noise_std * math.sqrt(target.shape[1]) / self.length
+        # The MAP image leaves about the noise, a little less by what it fits of it.
+        self.matched = (1.02 * noise).clamp_min(_EXACT)
+        self.tolerance = attack.tolerance
+        if self.tolerance is None:
+            self.tolerance = 20 * float(torch.finfo(shared.gradient.dtype).eps)
+        self.exact = self._objective(labels)
+        self.easier: PosteriorObjective | None = None
+        slopes = None
+        if attack.logits and shared.images == 1:
+            slopes = logit_slopes(task.gradients, shared, labels[:, 0])
+        if slopes is not None and not self._mislead(slopes):
+            self.easier = self._objective(slopes)
+
+    def first_images(self) -> Float[Tensor, "restarts targets images ..."]:
+        """Where the waves begin, pixels."""
+        x = self.task.first_images(
+            box=self.attack.box,
+            dtype=torch.float64,
+            device=self.shared.gradient.device,
+        )
+        return self.pixels.to_pixels(x)
+
+    def run(self) -> SearchResult:
+        """All waves; targets that are matched take no part in the next."""
+        first = self.first_images()
         images, losses = first.clone(), first.new_full(first.shape[:2], math.inf)
         taken = torch.zeros_like(losses, dtype=torch.long)
-        every = torch.arange(shared.targets, device=first.device)
+        every = torch.arange(self.shared.targets, device=first.device)
         heights = torch.full_like(losses, math.inf)
         late = torch.zeros_like(every, dtype=torch.bool)
         pending = every
-        for wave in range(restarts):
-            attempt.wave, attempt.waves = wave, restarts
+        for wave in range(self.task.restarts):
+            self.wave = wave
             if wave:
                 best = heights.argmin(0)
                 rest = (2 * heights[best, every]).sqrt()
-                attempt.kick(seed, wave, first[wave], images[best, every], rest)
-            found = attempt.descent(pending, first[wave, pending].flatten(1))
+                self.kick(wave, first[wave], images[best, every], rest)
+            found = self.descend(pending, first[wave, pending].flatten(1))
             images[wave, pending] = found.p.view(-1, *first.shape[2:])
-            reached, height = attempt.reached(pending, images[wave, pending])
-            losses[wave, pending] = 0.5 * (reached * attempt.length[pending]).square()
+            reached, height = self.reached(pending, images[wave, pending])
+            losses[wave, pending] = 0.5 * (reached * self.length[pending]).square()
             heights[wave, pending] = height
             taken[wave, pending] = found.steps
             late[pending] = found.late
-            pending = every[~attempt.solved(losses.min(0).values)]
-            if len(pending) == 0 or attempt.over:
+            pending = every[~self.solved(losses.min(0).values)]
+            if len(pending) == 0 or self.task.over:
                 break
-        best = heights.argmin(0)
-        chosen = pixels.to_input(images)[best, every]
-        rest, _ = mismatch(gradients, shared, chosen, attempt.labels)
-        single = shared.images == 1
-        device = next(gradients.module.parameters()).device
-        labels = attempt.labels.to(device)
-        chosen = chosen.to(device, gradients.dtype)
-        return Reconstruction(
-            images=chosen[:, 0] if single else chosen,
-            labels=labels[:, 0] if single else labels,
-            loss=losses[best, every].to(device),
-            relative=rest,
-            status=verdict(
-                shared,
-                rest,
-                base=uninformed(gradients, shared, attempt.labels, pixels)[0],
-                out_of_time=late.to(device),
-                doubts=attempt.doubts,
-            ),
-            iterations=taken[best, every].to(device),
-            restart_images=pixels.to_input(images).to(device, gradients.dtype),
-            restart_loss=losses.to(device),
-            seconds=time.perf_counter() - began,
-            attack=self.name,
-            start=start.name,
-            practical=start.practical,
+        return SearchResult(
+            images=self.pixels.to_input(images),
+            loss=losses,
+            steps=taken,
+            rank=heights,
+            late=late.expand_as(losses),
         )
 
-    def changed(self, **changes: object) -> GaussNewton:
-        """The same attack with other settings.
+    def kick(self, wave: int, first: Tensor, best: Tensor, rest: Tensor) -> None:
+        """Begins from a shaken copy of the best image, where kinks hold it fast."""
+        if not self.exact.kinked:
+            return
+        size = _KICKS[(wave - 1) % len(_KICKS)] * (self.pixels.data_range or 1.0)
+        for i, name in enumerate(self.task.names):
+            # Of noisy gradients the noise and the prior are part of it.
+            if float(rest[i]) < max(_NEARLY, 1.2 * float(self.matched[i])):
+                noise = torch.randn(
+                    first.shape[1:],
+                    dtype=torch.float64,
+                    generator=stream(self.task.seed, name, wave, 2),
+                )
+                first[i] = best[i] + size * noise.to(first)
 
-        Raises:
-            ValueError: for a setting that there isn't; lists those that there are.
+    def reached(
+        self, targets: Int[Tensor, " some"], images: Tensor
+    ) -> tuple[Float[Tensor, " some"], Float[Tensor, " some"]]:
+        """‖g − g̃‖/‖g̃‖ of some targets, and what restarts are compared by.
 
-        Example:
-            >>> GaussNewton().changed(steps=10).steps
-            10
+        That is the objective that was minimised last: of a confident network g itself
+        leaves all bounds where a logit is a little wrong. Infinite for NaN.
         """
-        refuse_unknown(self.name, changes, self.__dataclass_fields__)
-        return replace(self, **changes)  # type: ignore[arg-type]
+        p = images.flatten(1)
+        r = self.exact.residual(targets, p)
+        found, objective = r.norm(dim=1), self.exact
+        if self.easier is not None and self.shared.noise_std == 0:
+            objective, r = self.easier, self.easier.residual(targets, p)
+        both = torch.stack([found, objective.value(targets, p, r)])
+        rest, height = torch.nan_to_num(both, nan=math.inf, posinf=math.inf)
+        return rest, height
+
+    def solved(self, losses: Float[Tensor, " targets"]) -> Bool[Tensor, " targets"]:
+        """Targets that another wave can't improve."""
+        if self.shared.noise_std > 0 and self.exact.kinked:
+            # Any image matches as far as noise allows; a higher posterior may be found.
+            return torch.zeros_like(losses, dtype=torch.bool)
+        matched: Tensor = (2 * losses).sqrt() / self.length <= self.matched
+        return matched
+
+    def descend(
+        self, targets: Int[Tensor, " some"], p: Tensor
+    ) -> LevenbergMarquardtResult:
+        """One wave for some targets."""
+        before = torch.zeros_like(targets)
+        if self.easier is not None:
+            found = self._descend(self.easier, targets, p)
+            images = found.p
+            rest, _ = self.reached(targets, images)
+            if self.shared.noise_std == 0 or self.task.over:
+                return replace(found, residual=rest)
+            p, before = images, found.steps
+        found = self._descend(self.exact, targets, p)
+        return replace(found, steps=found.steps + before)
+
+    def _descend(
+        self, objective: PosteriorObjective, targets: Tensor, p: Tensor
+    ) -> LevenbergMarquardtResult:
+        a = self.attack
+        how: DenseSteps | MatrixFreeSteps
+        numbers = self.shared.gradient.shape[1] * objective.size
+        if a.method == "dense" or (a.method == "auto" and 8 * numbers <= _DENSE_BYTES):
+            how = DenseSteps(objective, self.task.deadline)
+        else:
+            how = MatrixFreeSteps(objective, a.products, a.forcing)
+        assert self.tolerance is not None
+        bounds = None
+        low, high = self.pixels.low, self.pixels.high
+        if a.box and low is not None and high is not None:
+            bounds = low, high
+        state = LevenbergMarquardt(
+            objective, how, a, self.tolerance, targets, p, bounds
+        )
+        return state.run(deadline=self.task.deadline, report=self._report)
+
+    def _objective(self, labels: Tensor) -> PosteriorObjective:
+        low, high = self.pixels.low, self.pixels.high
+        std, mean = self.attack.prior_std, self.attack.prior_mean
+        noise = self.shared.noise_std
+        if mean is not None and not _broadcasts(mean, self.shared.sample_shape):
+            raise ValueError(
+                f"prior_mean must have the shape of one sample, "
+                f"{tuple(self.shared.sample_shape)}, got {tuple(mean.shape)}."
+            )
+        if low is not None and high is not None:
+            std = (high - low) * _UNIFORM_STD if std is None else std
+            if mean is None:
+                mean = torch.full(self.shared.sample_shape, (low + high) / 2)
+        elif std is None:
+            noise = 0.0
+        return PosteriorObjective(
+            self.task.gradients,
+            self.shared.gradient,
+            labels,
+            sample_shape=self.shared.sample_shape,
+            pixels=self.pixels,
+            images=self.shared.images,
+            noise_std=noise,
+            prior_std=1.0 if std is None else std,
+            prior_mean=mean,
+            fast=self.attack.fast,
+        )
+
+    def _mislead(self, slopes: Float[Tensor, "targets classes"]) -> bool:
+        """Whether noise makes slopes of the logits worse than none."""
+        noise_std = self.shared.noise_std
+        if noise_std == 0:
+            return False
+        noise = noise_std * math.sqrt(slopes.shape[1])
+        too_noisy = bool((noise > _NOISY * slopes.norm(dim=1)).any())
+        return too_noisy or not self.task.start.practical
+
+    def _report(self, step: int, residuals: Tensor) -> None:
+        if self.task.progress is not None:
+            done = self.wave * self.attack.steps + step
+            total = self.task.restarts * self.attack.steps
+            distance = 0.5 * residuals.median() ** 2
+            self.task.progress(min(done, total), total, float(distance))
+
+
+def _broadcasts(mean: Tensor, sample: tuple[int, ...]) -> bool:
+    """Whether μ can be expanded to a sample."""
+    missing = len(sample) - mean.ndim
+    return missing >= 0 and all(
+        given in (1, wanted)
+        for given, wanted in zip(mean.shape, sample[missing:], strict=True)
+    )

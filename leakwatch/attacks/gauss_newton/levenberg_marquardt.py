@@ -12,10 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.gauss_newton.objective import Objective
-from leakwatch.attacks.gauss_newton.steps import Point, Steps
+from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
+from leakwatch.attacks.gauss_newton.steps import Iterates, Steps
 
-__all__ = ["Descent", "Found", "Settings"]
+__all__ = [
+    "LevenbergMarquardt",
+    "LevenbergMarquardtResult",
+    "LevenbergMarquardtSettings",
+]
 
 Report = Callable[[int, Float[Tensor, " attacks"]], None]
 
@@ -39,23 +43,49 @@ _FAILURES = 4
 _FIRST_MOVE = 0.1
 
 
-@final
 @dataclass(frozen=True)
-class Settings:
-    """How to iterate; see :class:`leakwatch.attacks.GaussNewton`."""
+class LevenbergMarquardtSettings:
+    """How to iterate.
 
-    steps: int
-    damping: float
-    smoothing: float
-    widest: float
-    memory: int
-    patience: int
-    tolerance: float
+    Args:
+        steps: at most.
+        damping: λ at the start.
+        smoothing: spread of pre-activations as a part of their size, per unit of the
+            relative residual; 0 for none.
+        widest: most of that spread.
+        memory: steps among which one may be uphill, ReLU networks only.
+        patience: steps without 1 % of improvement after which an attack ends.
+
+    Raises:
+        ValueError: for values that make no sense; quotes them.
+    """
+
+    steps: int = 60
+    damping: float = 1e-2
+    smoothing: float = 0.3
+    widest: float = 0.3
+    memory: int = 4
+    patience: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "memory", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}."
+                )
+        for name in ("damping", "widest"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}.")
+        if not (math.isfinite(self.smoothing) and self.smoothing >= 0):
+            raise ValueError(
+                f"smoothing must be finite and at least 0, got {self.smoothing}."
+            )
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Found:
+class LevenbergMarquardtResult:
     """Where attacks ended.
 
     Attributes:
@@ -74,13 +104,14 @@ class Found:
 
 
 @final
-class Descent:
+class LevenbergMarquardt:
     """State of all attacks. Nothing that happens to one changes another.
 
     Args:
         objective: what is minimised.
         how: way to find the next images.
         settings: of the iteration.
+        tolerance: relative residual at which an attack ends.
         rows: positions of the attacks in the objective.
         p: first images, pixels, flat, finite.
         bounds: of pixels; ``None`` for no box.
@@ -88,14 +119,16 @@ class Descent:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: PosteriorObjective,
         how: Steps,
-        settings: Settings,
+        settings: LevenbergMarquardtSettings,
+        tolerance: float,
         rows: Int[Tensor, " attacks"],
         p: Float[Tensor, "attacks n"],
         bounds: tuple[float, float] | None,
     ) -> None:
         self.objective, self.how, self.settings = objective, how, settings
+        self.tolerance = tolerance
         self.rows, self.bounds = rows, bounds
         self.p = p.clone() if bounds is None else p.clamp(*bounds)
         self.residual = objective.residual(rows, self.p)
@@ -117,11 +150,11 @@ class Descent:
         self.moved = torch.ones_like(none, dtype=torch.bool)
         self.late = torch.zeros_like(self.moved)
         self.alive = torch.isfinite(self.phi)
-        self.alive &= self.best_residual > settings.tolerance
+        self.alive &= self.best_residual > tolerance
 
     def run(
         self, *, deadline: float | None = None, report: Report | None = None
-    ) -> Found:
+    ) -> LevenbergMarquardtResult:
         """Iterates to the end.
 
         Args:
@@ -141,7 +174,9 @@ class Descent:
             self._step(step, a)
             if report is not None:
                 report(step + 1, self.best_residual)
-        return Found(self.best_p, self.best, self.best_residual, self.steps, self.late)
+        return LevenbergMarquardtResult(
+            self.best_p, self.best, self.best_residual, self.steps, self.late
+        )
 
     def _step(self, step: int, a: Tensor) -> None:
         """One step of the attacks at positions a."""
@@ -212,7 +247,6 @@ class Descent:
 
     def _remember(self, step: int, a: Tensor, ended: Tensor) -> None:
         """Keeps the best images, and ends attacks that can't improve."""
-        s = self.settings
         # Noise makes most of φ: a hundredth of it may be all that there is to gain.
         noisy = self.objective.noise[self.rows[a]] > 0
         less = torch.where(noisy, 1 - _NOISY_GAIN, 1 - _GAIN)
@@ -221,15 +255,16 @@ class Descent:
         self.best_p[w], self.best[w] = self.p[w], self.phi[w]
         self.best_residual[w] = self.residual[w].norm(dim=1)
         close = self.best_residual[a] < _CLOSE
-        patience = torch.where(close, max(2, s.patience // 4), s.patience)
-        done = ended | (self.best_residual[a] <= s.tolerance)
+        most = self.settings.patience
+        patience = torch.where(close, max(2, most // 4), most)
+        done = ended | (self.best_residual[a] <= self.tolerance)
         done |= self.damping[a] > _LARGEST_DAMPING
         done |= step - self.improved[a] > patience
         self.alive[a[done]] = False
         self.how.forget(self.rows[a[done]])
 
-    def _at(self, a: Tensor) -> Point:
-        return Point(
+    def _at(self, a: Tensor) -> Iterates:
+        return Iterates(
             self.rows[a], self.p[a], self.residual[a], self.slope[a], self.width[a]
         )
 

@@ -25,7 +25,7 @@ from leakwatch.derivatives.runtime import Criterion
 
 _SMALLEST_FAST = 1e-25
 
-__all__ = ["Objective", "fixed_logit_gradient"]
+__all__ = ["PosteriorObjective", "fixed_logit_gradient"]
 
 
 def fixed_logit_gradient(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class _Smoothed(nn.Module):
 
 
 @final
-class Objective:
+class PosteriorObjective:
     """φ and its derivatives for attacks in rows, each with a target of its own.
 
     All arguments and results are in pixel units, float64; ``rows`` are positions of

@@ -68,7 +68,7 @@ class _Step(torch.autograd.Function):
         return dz * _bump(z, width)
 
 
-class _Relu(torch.autograd.Function):
+class _SmoothedRelu(torch.autograd.Function):
     """max(z, 0), whose derivative is :class:`_Step`."""
 
     generate_vmap_rule = True
@@ -99,7 +99,7 @@ def _step(z: Tensor, width: Tensor) -> Tensor:
 
 
 def _relu(z: Tensor, width: Tensor) -> Tensor:
-    out: Tensor = _Relu.apply(z, width)
+    out: Tensor = _SmoothedRelu.apply(z, width)
     return out
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Protocol, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.gauss_newton.linear import conjugate_gradients
-from leakwatch.attacks.gauss_newton.objective import Objective
-from leakwatch.attacks.gauss_newton.subproblems import minimum_in_box
+from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
+from leakwatch.attacks.gauss_newton.subproblems import (
+    conjugate_gradients,
+    minimum_in_box,
+)
 
-__all__ = ["DenseSteps", "MatrixFreeSteps", "Point", "Steps"]
+__all__ = ["DenseSteps", "Iterates", "MatrixFreeSteps", "Steps"]
 
 _PROBES = 2
 _FACES = 2
@@ -21,7 +24,8 @@ _SHORTENINGS = 4
 
 
 @final
-class Point:
+@dataclass(frozen=True, eq=False)
+class Iterates:
     """Where attacks are, and what is known there; one row each.
 
     Attributes:
@@ -32,26 +36,15 @@ class Point:
         width: τ of the kinks.
     """
 
-    def __init__(
-        self,
-        rows: Int[Tensor, " rows"],
-        p: Float[Tensor, "rows n"],
-        residual: Float[Tensor, "rows d_theta"],
-        slope: Float[Tensor, "rows n"],
-        width: Float[Tensor, " rows"],
-    ) -> None:
-        self.rows, self.p, self.residual = rows, p, residual
-        self.slope, self.width = slope, width
+    rows: Int[Tensor, " rows"]
+    p: Float[Tensor, "rows n"]
+    residual: Float[Tensor, "rows d_theta"]
+    slope: Float[Tensor, "rows n"]
+    width: Float[Tensor, " rows"]
 
-    def select(self, which: Tensor) -> Point:
+    def select(self, which: Tensor) -> Iterates:
         """Some of the rows."""
-        return Point(
-            self.rows[which],
-            self.p[which],
-            self.residual[which],
-            self.slope[which],
-            self.width[which],
-        )
+        return Iterates(*(t[which] for t in vars(self).values()))
 
 
 class Steps(Protocol):
@@ -65,7 +58,7 @@ class Steps(Protocol):
 
     def step(
         self,
-        at: Point,
+        at: Iterates,
         damping: Float[Tensor, " rows"],
         bounds: tuple[float, float] | None,
     ) -> tuple[Float[Tensor, "rows n"], Float[Tensor, " rows"]]:
@@ -89,7 +82,9 @@ class DenseSteps:
     direction (Shamanskii 1967): steps after the first cost one vjp and a factorisation.
     """
 
-    def __init__(self, objective: Objective, deadline: float | None = None) -> None:
+    def __init__(
+        self, objective: PosteriorObjective, deadline: float | None = None
+    ) -> None:
         self.objective, self.deadline = objective, deadline
         self._grams: dict[int, Tensor] = {}
         self._age: dict[int, int] = {}
@@ -111,7 +106,7 @@ class DenseSteps:
             self._grams.pop(row, None)
 
     def step(
-        self, at: Point, damping: Tensor, bounds: tuple[float, float] | None
+        self, at: Iterates, damping: Tensor, bounds: tuple[float, float] | None
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
         o = self.objective
@@ -145,7 +140,9 @@ class MatrixFreeSteps:
     gradients moves the pixels that are still free (Moré & Toraldo 1991).
     """
 
-    def __init__(self, objective: Objective, products: int, forcing: float) -> None:
+    def __init__(
+        self, objective: PosteriorObjective, products: int, forcing: float
+    ) -> None:
         self.objective, self.products, self.forcing = objective, products, forcing
         self._diagonal: dict[int, float] = {}
 
@@ -162,7 +159,7 @@ class MatrixFreeSteps:
         """Nothing is kept that takes memory."""
 
     def step(
-        self, at: Point, damping: Tensor, bounds: tuple[float, float] | None
+        self, at: Iterates, damping: Tensor, bounds: tuple[float, float] | None
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
         o = self.objective
@@ -204,7 +201,7 @@ class MatrixFreeSteps:
             )
         return trial, start - o.value(at.rows, trial, linear)
 
-    def _solve(self, at: Point, b: Tensor, shift: Tensor, free: Tensor) -> Tensor:
+    def _solve(self, at: Iterates, b: Tensor, shift: Tensor, free: Tensor) -> Tensor:
         o = self.objective
 
         def product(which: Tensor, v: Tensor) -> Tensor:
@@ -218,7 +215,7 @@ class MatrixFreeSteps:
             product, -b, shift, free, tolerance=tolerance, most=self.products
         )[0]
 
-    def mean_diagonal(self, at: Point) -> Float[Tensor, " rows"]:
+    def mean_diagonal(self, at: Iterates) -> Float[Tensor, " rows"]:
         """Of H, by Hutchinson's estimate with the same probes for all."""
         unknown = [i for i, r in enumerate(at.rows.tolist()) if r not in self._diagonal]
         if unknown:

@@ -11,31 +11,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.generators.base import (
-    Plan,
-    changed,
-    check_start,
-    labels_of,
-    reconstruction,
-)
+from leakwatch.attacks.base import GradientAttack, GradientTask, SearchResult
 from leakwatch.attacks.generators.ci_generator import (
     CINet,
     choose_width,
     enclosing_side,
 )
 from leakwatch.attacks.generators.search import Phase, search
-from leakwatch.attacks.generators.search_space import OutputScale, Weights
+from leakwatch.attacks.generators.search_space import GeneratorWeights, OutputScale
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.objective import MatchingProblem
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start, stream
-from leakwatch.derivatives import GradientMap
+from leakwatch.attacks.start import stream
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 
 __all__ = ["CINetAttack"]
@@ -43,7 +30,7 @@ __all__ = ["CINetAttack"]
 
 @final
 @dataclass(frozen=True)
-class CINetAttack:
+class CINetAttack(GradientAttack):
     """Searches the parameters of a CI-Net, from random ones, for a fixed latent.
 
     Each image of a gradient has a latent of its own, N(0, 1); the generator is shared
@@ -51,6 +38,7 @@ class CINetAttack:
     gradients, without decay. The best images by matching distance are returned.
 
     Args:
+        name: recorded in results.
         steps: of Adam; 2,000 in the CIFAR-10 notebook, 150,000 in the paper for 256
             images.
         lr: learning rate.
@@ -71,6 +59,7 @@ class CINetAttack:
     """
 
     only_normal_start: ClassVar[bool] = True
+    name: str = "ci-net"
     steps: int = 2000
     lr: float = 1e-3
     distance: str = "cosine"
@@ -87,92 +76,58 @@ class CINetAttack:
         if self.latent < 1:
             raise ValueError(f"latent must be positive, got {self.latent}.")
 
-    @property
-    def name(self) -> str:
-        """``"ci-net"``."""
-        return "ci-net"
-
-    def run(
-        self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int,
-        restarts: int,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts targets images *sample"] | None = None,
-    ) -> Reconstruction:
-        """Attacks all targets; see :class:`leakwatch.attacks.base.Attack`.
+    def search(self, task: GradientTask) -> SearchResult:
+        """Searches the weights of one generator for each target and restart.
 
         Raises:
-            ValueError: for samples that are not images, or another start than normal.
+            ValueError: for samples that are not images.
         """
-        check_start(start, self.name, initial)
-        if len(shared.sample_shape) != 3:
+        shape = task.shared.sample_shape
+        if len(shape) != 3:
             raise ValueError(
                 f"CI-Net makes images (channels, height, width), the network takes "
-                f"samples of shape {shared.sample_shape}."
+                f"samples of shape {shape}."
             )
-        plan = Plan(shared, restarts, self.steps, time_limit, progress)
-        labels, doubts = labels_of(shared, gradients)
-        problem = MatchingProblem(gradients, shared, self.distance)
+        problem = MatchingProblem(task.gradients, task.shared, self.distance)
         with problem.opened() as matcher:
-            candidates = self._candidates(gradients, plan, pixels, seed)
-            found = search(
+            return search(
                 matcher,
-                candidates,
-                labels.repeat(restarts, 1),
-                plan.targets,
+                self._candidates(task),
+                task.labels.repeat(task.restarts, 1),
+                task.targets,
                 self._phase(),
-                deadline=plan.deadline,
-                tick=plan.tick(),
-            )
-        return reconstruction(
-            plan, gradients, pixels, found, labels, doubts, self.name, self.distance
-        )
-
-    def changed(self, **fields: object) -> CINetAttack:
-        """The same attack with other settings.
-
-        Raises:
-            ValueError: for a field that there isn't.
-        """
-        return changed(self, fields)
+                deadline=task.deadline,
+                tick=task.tick(self.steps),
+            ).judged(task)
 
     def _phase(self) -> Phase:
         return Phase(self.steps, self.lr, signed=self.signed, tv=self.tv)
 
-    def _candidates(
-        self, gradients: GradientMap, plan: Plan, pixels: PixelScale, seed: int
-    ) -> Weights:
-        shared = plan.shared
+    def _candidates(self, task: GradientTask) -> GeneratorWeights:
+        shared, pixels = task.shared, task.pixels
         channels, height, width = shared.sample_shape
         side = enclosing_side(max(height, width))
         hidden = self.width
         if not isinstance(hidden, int):
             hidden = choose_width(
                 hidden,
-                shared_parameters=gradients.size,
+                shared_parameters=task.gradients.size,
                 images=shared.images,
                 channels=channels,
                 side=side,
                 latent=self.latent,
             )
         generators, latents = [], []
-        for place in plan.places:
-            draws = stream(seed, *place)
+        for place in task.places:
+            draws = stream(task.seed, *place)
             latents.append(torch.randn(shared.images, self.latent, generator=draws))
             with isolated_rng(draws.initial_seed()):
                 generators.append(
                     CINet(channels, side, hidden, self.latent, pixels.boxed)
                 )
-        device = next(gradients.module.parameters()).device
-        return Weights(
+        return GeneratorWeights(
             generators,
-            torch.stack(latents).to(device, gradients.dtype),
+            torch.stack(latents).to(task.device, task.gradients.dtype),
             OutputScale(
                 (-1.0, 1.0) if pixels.boxed else None, pixels, shared.sample_shape
             ),

@@ -8,30 +8,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.generators.base import (
-    Plan,
-    changed,
-    check_start,
-    labels_of,
-    reconstruction,
+from leakwatch.attacks.base import GradientAttack, GradientTask, SearchResult
+from leakwatch.attacks.generators.search import AdamResult, Phase, search
+from leakwatch.attacks.generators.search_space import (
+    GeneratorWeights,
+    Latents,
+    OutputScale,
 )
-from leakwatch.attacks.generators.search import Found, Phase, search
-from leakwatch.attacks.generators.search_space import Latents, OutputScale, Weights
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.objective import Matcher, MatchingProblem
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start, stream
-from leakwatch.derivatives import GradientMap
+from leakwatch.attacks.start import stream
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.derivatives.safe_ops.substitutes import Substitutes
 
@@ -40,7 +32,7 @@ __all__ = ["GIASAttack"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class GIASAttack:
+class GIASAttack(GradientAttack):
     """Searches a generator's latents first, then its parameters.
 
     Phase 1: Adam on the latents, N(0, 1) at first, the generator fixed; the best
@@ -67,6 +59,8 @@ class GIASAttack:
         distance: of gradients.
         tv: weight of total variation.
         pretrained: whether the generator's parameters mean anything.
+        name: recorded in results. Default: ``"gias"``, or ``"gion"`` without
+            pretraining.
 
     Raises:
         TypeError: if ``generator`` is not a module.
@@ -85,8 +79,12 @@ class GIASAttack:
     distance: str = "cosine"
     tv: float = 1e-6
     pretrained: bool = True
+    name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.name in ("", "gias", "gion"):
+            own = "gias" if self.pretrained else "gion"
+            object.__setattr__(self, "name", own)
         given: object = self.generator
         if not isinstance(given, nn.Module):
             raise TypeError(
@@ -125,134 +123,97 @@ class GIASAttack:
             _fresh(self.generator, 0)
 
     @property
-    def name(self) -> str:
-        """``"gias"``, or ``"gion"`` without pretraining."""
-        return "gias" if self.pretrained else "gion"
-
-    @property
     def _steps(self) -> int:
         return self.weight_steps + (self.latent_steps if self.pretrained else 0)
 
-    def run(
-        self,
-        gradients: GradientMap,
-        shared: SharedGradient,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int,
-        restarts: int,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts targets images *sample"] | None = None,
-    ) -> Reconstruction:
-        """Attacks all targets; see :class:`leakwatch.attacks.base.Attack`.
+    def search(self, task: GradientTask) -> SearchResult:
+        """Searches latents, then weights.
 
         Raises:
-            ValueError: for another start than normal, an ``output_range`` without a
-                known range of pixels, or a generator of samples of another shape.
+            ValueError: for an ``output_range`` without a known range of pixels, or a
+                generator of samples of another shape.
         """
-        check_start(start, self.name, initial)
-        plan = Plan(shared, restarts, self._steps, time_limit, progress)
-        scale = OutputScale(self.output_range, pixels, shared.sample_shape)
-        labels, doubts = labels_of(shared, gradients)
-        device = next(gradients.module.parameters()).device
+        shared = task.shared
+        scale = OutputScale(self.output_range, task.pixels, shared.sample_shape)
         latents = torch.stack(
             [
                 torch.randn(
-                    shared.images, *self.latent_shape, generator=stream(seed, *place)
+                    shared.images,
+                    *self.latent_shape,
+                    generator=stream(task.seed, *place),
                 )
-                for place in plan.places
+                for place in task.places
             ]
-        ).to(device, gradients.dtype)
-        problem = MatchingProblem(gradients, shared, self.distance)
+        ).to(task.device, task.gradients.dtype)
+        problem = MatchingProblem(task.gradients, shared, self.distance)
         with problem.opened() as matcher, Substitutes():
             if self.pretrained:
-                found = self._pretrained(matcher, plan, latents, labels, scale)
-            else:
-                fresh = [
-                    _fresh(self.generator, stream(seed, *place, 1).initial_seed())
-                    for place in plan.places
-                ]
-                found = self._weights(
-                    matcher, plan, fresh, latents, labels, plan.targets, scale, 0
-                )
-        return reconstruction(
-            plan, gradients, pixels, found, labels, doubts, self.name, self.distance
-        )
-
-    def changed(self, **fields: object) -> GIASAttack:
-        """The same attack with other settings.
-
-        Raises:
-            ValueError: for a field that there isn't.
-        """
-        return changed(self, fields)
+                return self._pretrained(matcher, task, latents, scale).judged(task)
+            generators = [
+                _fresh(self.generator, stream(task.seed, *place, 1).initial_seed())
+                for place in task.places
+            ]
+            return self._search_weights(
+                matcher, task, generators, latents, task.targets, scale
+            ).judged(task)
 
     def _pretrained(
-        self,
-        matcher: Matcher,
-        plan: Plan,
-        latents: Tensor,
-        labels: Tensor,
-        scale: OutputScale,
-    ) -> Found:
+        self, matcher: Matcher, task: GradientTask, latents: Tensor, scale: OutputScale
+    ) -> AdamResult:
         steps = self.latent_steps
         first = search(
             matcher,
             Latents(self.generator, latents, scale),
-            labels.repeat(plan.restarts, 1),
-            plan.targets,
+            task.labels.repeat(task.restarts, 1),
+            task.targets,
             # Without a first phase this only judges the random latents.
             self._phase(max(1, steps), self.latent_lr),
-            deadline=plan.deadline if steps else -math.inf,
-            tick=plan.tick() if steps else None,
+            deadline=task.deadline if steps else -math.inf,
+            tick=task.tick(self._steps) if steps else None,
         )
         if self.weight_steps == 0 or (steps and first.stopped):
             return first
-        targets = plan.shared.targets
-        best = first.loss.view(plan.restarts, targets).argmin(0)
+        targets = task.shared.targets
+        best = first.loss.view(task.restarts, targets).argmin(0)
         at = best * targets + torch.arange(targets, device=best.device)
-        second = self._weights(
+        second = self._search_weights(
             matcher,
-            plan,
+            task,
             [self.generator] * targets,
             first.parameters[0][at],
-            labels,
             torch.arange(targets),
             scale,
-            steps,
+            before=steps,
         )
         return _continued(first, second, at)
 
-    def _weights(
+    def _search_weights(
         self,
         matcher: Matcher,
-        plan: Plan,
+        task: GradientTask,
         generators: list[nn.Module],
         latents: Tensor,
-        labels: Tensor,
         targets: Tensor,
         scale: OutputScale,
-        before: int,
-    ) -> Found:
+        before: int = 0,
+    ) -> AdamResult:
         images = latents.shape[1]
         each = [g for generator in generators for g in [generator] * images]
         return search(
             matcher,
-            Weights(each, latents, scale),
-            labels.repeat(len(latents) // len(labels), 1),
+            GeneratorWeights(each, latents, scale),
+            task.labels.repeat(len(latents) // len(task.labels), 1),
             targets,
             self._phase(self.weight_steps, self.weight_lr),
-            deadline=plan.deadline,
-            tick=plan.tick(before),
+            deadline=task.deadline,
+            tick=task.tick(self._steps, before),
         )
 
     def _phase(self, steps: int, lr: float) -> Phase:
         return Phase(steps, lr, decay=True, tv=self.tv)
 
 
-def _continued(first: Found, second: Found, at: Tensor) -> Found:
+def _continued(first: AdamResult, second: AdamResult, at: Tensor) -> AdamResult:
     """The first phase, with what the second made of the attacks ``at``."""
     better = second.loss < first.loss[at]
     places = at[better]

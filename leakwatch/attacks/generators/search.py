@@ -12,18 +12,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from leakwatch.attacks.base import GradientTask, SearchResult
 from leakwatch.attacks.generators.search_space import Candidates
 from leakwatch.attacks.matching.objective import Matcher
 from leakwatch.attacks.matching.priors import total_variation
+from leakwatch.attacks.optimizers.first_order import schedule
 
-__all__ = ["Found", "Phase", "search"]
+__all__ = ["AdamResult", "Phase", "search"]
 
 _BETAS: Final = (0.9, 0.999)
 _EPSILON: Final = 1e-8
 _SMALLER: Final = 0.25
 _MOST_RESTARTS: Final = 5
-_DROPS: Final = (3 / 8, 5 / 8, 7 / 8)
-_DROP: Final = 0.1
 _CHECKS: Final = 50
 
 
@@ -67,15 +67,14 @@ class Phase:
             >>> [round(phase.rate(i), 4) for i in range(8)]
             [1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.001]
         """
-        if not self.decay:
-            return self.lr
-        return self.lr * _DROP ** sum(step >= d * self.steps for d in _DROPS)
+        factor = schedule("step" if self.decay else "constant")
+        return self.lr * factor(step, self.steps)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The best images of each attack.
+class AdamResult:
+    """The best images of each attack, and what made them.
 
     Attributes:
         images: network-input units, finite.
@@ -97,6 +96,24 @@ class Found:
     broken: tuple[bool, ...]
     history: Float[Tensor, "checks attacks"]
 
+    def judged(self, task: GradientTask) -> SearchResult:
+        """By restart and target, with images in the range of pixels.
+
+        Args:
+            task: the run, whose attacks these are, restart by restart.
+        """
+        grid = (task.restarts, task.shared.targets)
+        loss = self.loss.view(grid)
+        return SearchResult(
+            # A generator may leave the range of pixels.
+            images=task.pixels.clamp(self.images.view(*grid, *self.images.shape[1:])),
+            loss=loss,
+            steps=self.steps.view(grid),
+            late=torch.full_like(loss, self.stopped, dtype=torch.bool),
+            diverged=torch.tensor(self.broken, device=loss.device).view(grid),
+            history=self.history.view(-1, *grid),
+        )
+
 
 def search(
     matcher: Matcher,
@@ -105,9 +122,9 @@ def search(
     targets: Int[Tensor, " attacks"],
     phase: Phase,
     *,
-    deadline: float = math.inf,
+    deadline: float | None = None,
     tick: Callable[[int, Tensor], None] | None = None,
-) -> Found:
+) -> AdamResult:
     """Moves the parameters until the images share the same gradients.
 
     Attacks are independent: each has its own optimiser state and best images. One
@@ -120,7 +137,8 @@ def search(
         labels: of each attack.
         targets: which shared gradient each attack is after.
         phase: how.
-        deadline: ``time.perf_counter()`` at which to stop; one step is always done.
+        deadline: ``time.perf_counter()`` at which to stop, ``None`` for no limit; one
+            step is always done.
         tick: called with the steps done and the best distances after each.
 
     Returns:
@@ -145,7 +163,8 @@ def search(
             history.append(found.distance.double())
         if tick is not None:
             tick(step + 1, run.loss)
-        if time.perf_counter() > deadline and step + 1 < phase.steps:
+        late = deadline is not None and time.perf_counter() > deadline
+        if late and step + 1 < phase.steps:
             stopped = True
             break
     # What the last step led to is still to be judged.
@@ -153,7 +172,7 @@ def search(
     last = matcher.evaluate(images, labels, targets)
     run.keep(images, last.distance.double(), None)
     broken = tuple((run.setbacks > _MOST_RESTARTS).tolist())
-    return Found(
+    return AdamResult(
         run.best,
         run.loss,
         run.steps,

@@ -19,10 +19,10 @@ from leakwatch.attacks.pixels import PixelScale
 
 __all__ = [
     "Candidates",
+    "GeneratorWeights",
     "Latents",
     "OutputScale",
     "Pixels",
-    "Weights",
 ]
 
 
@@ -185,7 +185,7 @@ class Latents:
 
 
 @final
-class Weights:
+class GeneratorWeights:
     """Parameters of generators whose latents are fixed.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, final
 
 import torch
@@ -20,6 +21,7 @@ from leakwatch.attacks.optimizers.lbfgs import LBFGS
 __all__ = [
     "LBFGS",
     "Adam",
+    "DescentSettings",
     "Momentum",
     "Optimizer",
     "OptimizerName",
@@ -173,6 +175,73 @@ class Momentum:
     def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
         """See :class:`Optimizer`."""
         self._velocity.masked_fill_(rows[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class DescentSettings:
+    """How images go downhill.
+
+    Args:
+        optimizer: ``"adam"``, ``"sgd"`` with momentum, or ``"lbfgs"``.
+        lr: step size, network-input units for Adam; first trial length for L-BFGS.
+        momentum: of ``"sgd"``.
+        signed: whether the gradient of the objective is replaced by its signs.
+        schedule: of the step size: a name, see :func:`schedule`, or a factor as a
+            function of step and planned steps.
+        steps: evaluations of the gradient per attack.
+        box: whether images are kept in the range of pixels, where that is known; not
+            with L-BFGS.
+        patience: attacks are finished when their objective has not improved for this
+            many steps. Default: never.
+
+    Raises:
+        ValueError: for values that make no sense; quotes them.
+
+    Example:
+        >>> [DescentSettings(lr=2.0, steps=8).lr_at(step) for step in (0, 2, 3)]
+        [2.0, 2.0, 0.2]
+    """
+
+    optimizer: OptimizerName = "adam"
+    lr: float = 0.1
+    momentum: float = 0.9
+    signed: bool = False
+    schedule: ScheduleName | Schedule = "step"
+    steps: int = 1000
+    box: bool = True
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.schedule):
+            schedule(self.schedule)
+        if self.optimizer not in ("adam", "sgd", "lbfgs"):
+            raise ValueError(
+                f"unknown optimizer {self.optimizer!r}; choose from adam, sgd, lbfgs."
+            )
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}.")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}.")
+        if self.optimizer == "lbfgs" and (self.signed or self.box):
+            raise ValueError(
+                "L-BFGS builds on differences of gradients of an unconstrained "
+                "objective; use signed=False and box=False with it, or "
+                "optimizer='adam'."
+            )
+
+    def lr_at(self, step: int) -> float:
+        """The step size at a step, counted from 0."""
+        return self.lr * self.lr_factor(step)
+
+    def lr_factor(self, step: int) -> float:
+        """What the schedule multiplies the step size by at a step."""
+        given = self.schedule
+        factor = given if callable(given) else schedule(given)
+        return factor(step, self.steps)
 
 
 def make_optimizer(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from leakwatch.attacks.base import SearchResult
 from leakwatch.attacks.matching.objective import Evaluation
-from leakwatch.attacks.optimizers.first_order import make_optimizer
+from leakwatch.attacks.optimizers.first_order import DescentSettings, make_optimizer
 from leakwatch.attacks.pixels import PixelScale
 
-if TYPE_CHECKING:
-    from leakwatch.attacks.first_order import FirstOrder
-
-__all__ = ["Outcome", "State"]
+__all__ = ["DescentState"]
 
 # Attempts with a smaller step after the objective was not finite, and how much smaller.
 _ATTEMPTS = 5
@@ -40,38 +36,18 @@ _MOVING = (
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What became of each restart of each target.
-
-    Attributes:
-        images: the best, ``(restarts, targets, images, *sample)``.
-        logits: of jointly optimised labels.
-        distance: there, float64; infinite where none was finite.
-        steps: gradient evaluations used.
-        unfinished: stopped by the clock.
-        diverged: given up after several attempts with smaller steps.
-        history: distance of the current images at evenly spaced steps.
-    """
-
-    images: Float[Tensor, "restarts targets images ..."]
-    logits: Float[Tensor, "restarts targets images classes"] | None
-    distance: Float[Tensor, "restarts targets"]
-    steps: Int[Tensor, "restarts targets"]
-    unfinished: Bool[Tensor, "restarts targets"]
-    diverged: Bool[Tensor, "restarts targets"]
-    history: Float[Tensor, "checks restarts targets"]
-
-
-@final
-class State:
+class DescentState:
     """All attacks' best, and the points of those that still move.
 
     Points are flat, images first and label logits, if any, after them.
     """
 
     def __init__(
-        self, x: Tensor, labels: Tensor, logits: Tensor | None, attack: FirstOrder
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        logits: Tensor | None,
+        settings: DescentSettings,
     ) -> None:
         restarts, targets = x.shape[:2]
         self._size = x.shape[2:]
@@ -81,11 +57,14 @@ class State:
         if logits is not None:
             flat = torch.cat([flat, logits.flatten(0, 1).flatten(1)], 1)
         self.z = flat.clone()
-        self._labels = labels.to(x.device)
+        self._labels = None if labels is None else labels.to(x.device)
         self.rows = torch.arange(restarts * targets, device=x.device)
         self.target = self.rows % targets
         self.optimizer = make_optimizer(
-            attack.optimizer, self.z, momentum=attack.momentum, signed=attack.signed
+            settings.optimizer,
+            self.z,
+            momentum=settings.momentum,
+            signed=settings.signed,
         )
         n = len(flat)
         self._best = flat.clone()
@@ -117,9 +96,11 @@ class State:
 
     def targets(self) -> Tensor:
         """Their labels, or the distributions that are optimised."""
-        if self._soft is None:
-            return self._labels[self.target]
-        return self.z[:, self._pixels :].view(-1, *self._soft).softmax(-1)
+        if self._soft is not None:
+            return self.z[:, self._pixels :].view(-1, *self._soft).softmax(-1)
+        if self._labels is None:
+            raise ValueError("these attacks were given no labels.")
+        return self._labels[self.target]
 
     def note(self, values: Evaluation, step: int) -> None:
         """Keeps the best so far, and marks what left the finite numbers."""
@@ -193,21 +174,23 @@ class State:
             setattr(self, name, getattr(self, name)[keep])
         self.optimizer.select(keep)
 
-    def outcome(self, grid: torch.Size, unfinished: Tensor, history: Tensor) -> Outcome:
-        """What is known of all attacks."""
+    def result(
+        self, grid: torch.Size, unfinished: Tensor, history: Tensor
+    ) -> SearchResult:
+        """What all attacks came to, restarts by targets."""
         self._file()
         best, distance, _, taken, diverged = (self._of_all[n] for n in _RESULTS)
-        logits = None
+        labels = None
         if self._soft is not None:
-            logits = best[:, self._pixels :].view(*grid, *self._soft)
-        return Outcome(
-            best[:, : self._pixels].reshape(*grid, *self._size),
-            logits,
-            distance.view(grid),
-            taken.view(grid),
-            unfinished.view(grid),
-            diverged.view(grid),
-            history,
+            labels = best[:, self._pixels :].view(*grid, *self._soft).argmax(-1)
+        return SearchResult(
+            images=best[:, : self._pixels].reshape(*grid, *self._size),
+            loss=distance.view(grid),
+            steps=taken.view(grid),
+            labels=labels,
+            late=unfinished.view(grid),
+            diverged=diverged.view(grid),
+            history=history,
         )
 
     def _file(self) -> None:

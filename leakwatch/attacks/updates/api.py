@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from leakwatch.attacks.base import Progress
+from leakwatch.attacks.base import Progress, ProgressLine
 from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.progress import ProgressLine
+from leakwatch.attacks.result import UpdateReconstruction
 from leakwatch.attacks.start import Start, StartKind
-from leakwatch.attacks.update_result import UpdateReconstruction
 from leakwatch.attacks.updates import presets
-from leakwatch.attacks.updates.presets import UpdateAttack
+from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.weight_update import WeightUpdate

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, Protocol, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks.base import SearchResult
 from leakwatch.attacks.matching.objective import Evaluation
-from leakwatch.attacks.optimizers.first_order import Adam
-from leakwatch.attacks.optimizers.state import State
-from leakwatch.attacks.pixels import PixelScale
+from leakwatch.attacks.optimizers.descent import DescentObjective, descend
+from leakwatch.attacks.optimizers.first_order import Adam, DescentSettings
+from leakwatch.attacks.optimizers.state import DescentState
+from leakwatch.attacks.start import Start
+from leakwatch.attacks.updates.base import UpdateTask
 
-__all__ = ["Alphas", "Objective", "UpdateDescent", "UpdateOutcome", "Values"]
-
-_CHECKS = 50
+__all__ = [
+    "Alphas",
+    "UpdateObjective",
+    "Values",
+    "descend_to_update",
+    "for_each",
+    "pieces",
+]
 
 
 class Values(NamedTuple):
@@ -40,7 +44,7 @@ class Values(NamedTuple):
     slope: Float[Tensor, " attacks"] | None
 
 
-class Objective(Protocol):
+class UpdateObjective(Protocol):
     """Evaluates attacks in rows."""
 
     def __call__(
@@ -68,144 +72,169 @@ class Alphas:
     step of Adam on α for each on the images, from the gradient at the same point.
 
     Args:
-        start: α_0.
+        start: α_0, in [0, 1].
         like: gives number, precision and device of the attacks.
         lr: step size, in units of α; 0 keeps α where it is.
-        low: least α; steps beyond are cut off.
-        high: largest α.
     """
 
     def __init__(
-        self, start: float, like: Tensor, lr: float, low: float, high: float
+        self, start: float, like: Float[Tensor, " attacks"], lr: float
     ) -> None:
         self.now = like.new_full((len(like),), start)
         self.best = self.now.clone()
         self._lr = lr
-        self._bounds = low, high
         self._adam = Adam(self.now[:, None])
 
-    def keep(self, better: Bool[Tensor, " attacks"]) -> None:
-        """Remembers α where the images were remembered."""
-        self.best = torch.where(better, self.now, self.best)
+    def keep(self, rows: Int[Tensor, " some"], better: Bool[Tensor, " some"]) -> None:
+        """Remembers α of those attacks whose images were remembered."""
+        self.best[rows] = torch.where(better, self.now[rows], self.best[rows])
 
     def move(
         self,
-        slope: Float[Tensor, " attacks"] | None,
-        factor: float,
-        lost: Bool[Tensor, " attacks"],
+        rows: Int[Tensor, " some"],
+        slope: Float[Tensor, " some"],
+        lr_factor: float,
+        lost: Bool[Tensor, " some"],
     ) -> None:
-        """One step; attacks that left the finite numbers go back to their best."""
-        if slope is None or not self._lr:
-            return
-        sizes = self.now.new_full((len(self.now),), self._lr * factor)
-        before = self.now
-        slope = torch.where(lost, torch.zeros_like(slope), slope)
-        moved = self._adam.step(before[:, None].clone(), slope, slope[:, None], sizes)
-        self.now = torch.where(lost, self.best, moved[:, 0].clamp(*self._bounds))
-        if bool(lost.any()):
-            self._adam.reset(lost)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class UpdateOutcome:
-    """What became of each restart of each client.
-
-    Attributes:
-        images: the best.
-        alpha: there.
-        distance: there, float64; infinite where none was finite.
-        late: whether the clock stopped it.
-        diverged: whether it was given up.
-        steps: that were made.
-        history: distance at evenly spaced steps.
-    """
-
-    images: Float[Tensor, "restarts clients images ..."]
-    alpha: Float[Tensor, "restarts clients"]
-    distance: Float[Tensor, "restarts clients"]
-    late: bool
-    diverged: Bool[Tensor, "restarts clients"]
-    steps: int
-    history: Float[Tensor, "checks restarts clients"]
-
-
-@final
-class UpdateDescent:
-    """Descends for a fixed number of steps.
-
-    Args:
-        settings: optimiser, step size, steps and box.
-        factor: on the step size, of the step.
-        pixels: the box.
-        deadline: of ``time.perf_counter()``, ``None`` for no limit.
-        progress: called now and then.
-    """
-
-    def __init__(
-        self,
-        settings: FirstOrder,
-        factor: Callable[[int], float],
-        pixels: PixelScale,
-        *,
-        deadline: float | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self._settings = settings
-        self._factor = factor
-        self._pixels = pixels
-        self._deadline = deadline
-        self._progress = progress
-
-    def run(
-        self,
-        x: Float[Tensor, "restarts clients images ..."],
-        objective: Objective,
-        alphas: Alphas,
-    ) -> UpdateOutcome:
-        """Descends from these images.
+        """One step; attacks that left the finite numbers go back to their best.
 
         Args:
-            x: first images.
-            objective: what is minimised.
-            alphas: of all attacks, restarts first.
-
-        Returns:
-            The best of each.
+            rows: the attacks.
+            slope: derivative in their α.
+            lr_factor: on the step size.
+            lost: those that left the finite numbers.
         """
-        grid, steps = x.shape[:2], self._settings.steps
-        labels = torch.zeros(grid[1], 1, dtype=torch.long)  # only looked up
-        state = State(x, labels, None, self._settings)
-        checks = {round(i * steps / _CHECKS): i for i in range(_CHECKS + 1)}
-        history = x.new_full((_CHECKS + 1, grid.numel()), math.nan, dtype=torch.float64)
-        reported = 0.0
-        for step in range(steps + 1):
-            found = objective(state.images, alphas.now, state.target, step)
-            values = Evaluation(found.distance, found.objective, found.gradient)
-            state.note(values, step)
-            alphas.keep(state.kept)
-            if step in checks:
-                history[checks[step] :] = found.distance.double()
-            now = time.perf_counter()
-            late = self._deadline is not None and now > self._deadline
-            if self._progress is not None and (step == steps or now - reported > 0.2):
-                reported = now
-                best = state.best_distance.view(grid).min(0).values.median()
-                self._progress(step, steps, float(best))
-            if late or step == steps or bool(state.finished.all()):
-                break
-            factor = self._factor(step)
-            alphas.move(found.slope, factor, ~torch.isfinite(found.objective))
-            state.move(values, self._settings.lr * factor)
-            if self._settings.box:
-                state.clamp(self._pixels)
-        out = state.outcome(grid, torch.zeros_like(state.finished), history)
-        return UpdateOutcome(
-            out.images,
-            alphas.best.view(grid),
-            out.distance,
-            late and step < steps,
-            out.diverged,
-            step,
-            history.view(-1, *grid),
+        if not self._lr:
+            return
+        slopes, back = torch.zeros_like(self.now), torch.zeros_like(self.now).bool()
+        slopes[rows] = torch.where(lost, torch.zeros_like(slope), slope)
+        back[rows] = lost
+        sizes = torch.full_like(self.now, self._lr * lr_factor)
+        moved = self._adam.step(
+            self.now[:, None].clone(), slopes, slopes[:, None], sizes
         )
+        self.now = torch.where(back, self.best, moved[:, 0].clamp(0.0, 1.0))
+        if bool(lost.any()):
+            self._adam.reset(back)
+
+
+@final
+class _WithAlpha(DescentObjective):
+    """An objective whose α goes down together with the images."""
+
+    def __init__(self, objective: UpdateObjective, alphas: Alphas) -> None:
+        self._objective, self._alphas = objective, alphas
+        self._values: Values | None = None
+
+    def evaluate(self, state: DescentState, step: int) -> Evaluation:
+        """See :class:`DescentObjective`."""
+        alpha = self._alphas.now[state.rows]
+        self._values = self._objective(state.images, alpha, state.target, step)
+        return Evaluation(*self._values[:3])
+
+    def keep_best(self, state: DescentState) -> None:
+        """Remembers α of the best images so far."""
+        self._alphas.keep(state.rows, state.kept)
+
+    def move(self, state: DescentState, lr_factor: float) -> None:
+        """One step of α, where its derivative was formed."""
+        values = self._values
+        if values is not None and values.slope is not None:
+            lost = ~torch.isfinite(values.objective)
+            self._alphas.move(state.rows, values.slope, lr_factor, lost)
+
+
+def descend_to_update(
+    task: UpdateTask,
+    x: Float[Tensor, "restarts clients images ..."],
+    objective: UpdateObjective,
+    settings: DescentSettings,
+    *,
+    alpha: float = float("nan"),
+    alpha_lr: float = 0.0,
+) -> SearchResult:
+    """Descends from these images, all clients and restarts at once.
+
+    Args:
+        task: what is given, and the limits.
+        x: first images.
+        objective: what is minimised.
+        settings: of the descent.
+        alpha: where α starts.
+        alpha_lr: its step size, 0 to keep it.
+
+    Returns:
+        The best of each restart, with its α, and what images leave that know nothing.
+    """
+    grid = x.shape[:2]
+    alphas = Alphas(alpha, x.flatten(0, 1)[:, 0].flatten(1)[:, 0], alpha_lr)
+    result = descend(
+        x,
+        _WithAlpha(objective, alphas),
+        settings,
+        task.pixels,
+        deadline=task.deadline,
+        progress=task.progress,
+    )
+    result = replace(result, alpha=alphas.best.view(grid))
+    base = _uninformed(task, result, objective, settings.steps)
+    return replace(result, uninformed=base)
+
+
+def _uninformed(
+    task: UpdateTask, result: SearchResult, objective: UpdateObjective, steps: int
+) -> Float[Tensor, " clients"]:
+    """The distance that noise or plain grey leaves, whichever is less."""
+    assert result.alpha is not None
+    like = result.images[0]
+    noise = Start.uniform().draw(
+        targets=task.update.clients,
+        images=like.shape[1],
+        shape=task.update.sample_shape,
+        pixels=task.pixels,
+        index=task.update.index,
+        dtype=like.dtype,
+        device=like.device,
+    )[0]
+    bounds = task.pixels.box(noise)
+    middle = noise.new_tensor(0.5) if bounds is None else (bounds[0] + bounds[1]) / 2
+    clients = torch.arange(task.update.clients, device=like.device)
+    alpha = result.best_of(result.alpha)
+    guesses = (noise, middle.expand(noise.shape).contiguous())
+    distances = [
+        objective(guess, alpha, clients, steps).distance.double() for guess in guesses
+    ]
+    return torch.minimum(*distances)
+
+
+def pieces(clients: Tensor, order: Tensor, size: int) -> Iterator[tuple[Tensor, slice]]:
+    """Attacks that are evaluated at once, and the clients that they are after.
+
+    Each client of a piece has equally many attacks in it.
+
+    Args:
+        clients: of all attacks, ascending.
+        order: where they stand.
+        size: most attacks of a piece.
+    """
+    found, counts = torch.unique_consecutive(clients, return_counts=True)
+    first, runs = 0, list(zip(found.tolist(), counts.tolist(), strict=True))
+    while runs:
+        client, each = runs[0]
+        many = 1
+        while (
+            many < len(runs)
+            and runs[many] == (client + many, each)
+            and (many + 1) * each <= size
+        ):
+            many += 1
+        for rows in torch.split(order[first : first + many * each], size):
+            yield rows, slice(client, client + many)
+        first += many * each
+        del runs[:many]
+
+
+def for_each(t: Tensor, attacks: int) -> Tensor:
+    """Rows of clients as rows of their attacks."""
+    each = attacks // len(t)
+    return t if each == 1 else t.repeat_interleave(each, 0)

@@ -19,8 +19,8 @@ from leakwatch.attacks.matching.update_calls import Recorded, own, received
 from leakwatch.attacks.matching.update_engines import by_name
 from leakwatch.attacks.matching.update_layered import LayeredPath
 from leakwatch.attacks.matching.update_layers import Node
+from leakwatch.attacks.updates.descent import for_each
 from leakwatch.attacks.updates.low_rank import ThinNode
-from leakwatch.attacks.updates.pieces import for_each
 
 __all__ = ["LayeredMatch", "Match"]
 

@@ -7,49 +7,14 @@ Example:
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from jaxtyping import Float
-from torch import Tensor
-
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.named import PublishedAttack, Registry
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.start import Start
-from leakwatch.attacks.update_result import UpdateReconstruction
+from leakwatch.attacks.base import PublishedAttack, Registry
+from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.attacks.updates.simulation import SimulationAttack
 from leakwatch.attacks.updates.surrogate import SurrogateAttack
-from leakwatch.derivatives import GradientMap
-from leakwatch.weight_update import WeightUpdate
 
-__all__ = ["UpdateAttack", "UpdatePreset", "available", "get", "register"]
-
-
-class UpdateAttack(Protocol):
-    """Something that rebuilds clients' samples from their weight updates."""
-
-    @property
-    def name(self) -> str:
-        """The attack's name, recorded in its results."""
-
-    def run(
-        self,
-        gradients: GradientMap,
-        update: WeightUpdate,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int,
-        restarts: int,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts clients images ..."] | None = None,
-    ) -> UpdateReconstruction:
-        """Attacks all clients, see :func:`leakwatch.attacks.updates.run.run`."""
-
-    def changed(self, **fields: object) -> UpdateAttack:
-        """The same attack with other settings."""
-
+__all__ = ["UpdatePreset", "available", "get", "register"]
 
 UpdatePreset: TypeAlias = PublishedAttack[UpdateAttack]
 """An attack on updates as it was published."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final, get_args
 
@@ -12,27 +11,33 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.matching.priors import Priors
-from leakwatch.attacks.matching.update_selection import UpdatePathName, opened
+from leakwatch.attacks.base import SearchResult
+from leakwatch.attacks.matching import distances
+from leakwatch.attacks.matching.update_engines import UpdatePath
+from leakwatch.attacks.matching.update_selection import PathFor, UpdatePathName, opened
+from leakwatch.attacks.optimizers.first_order import DescentSettings
 from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.settings import refuse_unknown
-from leakwatch.attacks.start import Start
-from leakwatch.attacks.update_result import UpdateReconstruction
-from leakwatch.attacks.updates.matching import SimulationObjective
-from leakwatch.attacks.updates.priors import OrderPrior, joined
-from leakwatch.attacks.updates.run import Plan, run
+from leakwatch.attacks.updates.base import UpdateAttack, UpdateTask
+from leakwatch.attacks.updates.descent import Values, descend_to_update
+from leakwatch.attacks.updates.local_steps import LocalSteps
+from leakwatch.attacks.updates.priors import (
+    OrderPrior,
+    excess,
+    joined,
+    order_distance,
+    squared_variation,
+)
 from leakwatch.attacks.updates.simulation_cost import SimulationCost, simulation_cost
+from leakwatch.checks import check_integer
 from leakwatch.derivatives import GradientMap
 from leakwatch.weight_update import LocalTraining, WeightUpdate
 
-__all__ = ["SimulationAttack", "spread_labels"]
+__all__ = ["SimulationAttack", "SimulationObjective", "layer_weights", "spread_labels"]
 
 
 @final
 @dataclass(frozen=True)
-class SimulationAttack:
+class SimulationAttack(UpdateAttack):
     r"""Trains on guessed images as the client did, and compares where that ends.
 
     .. math:: f_t \sum_l e^{-l} \|\Delta_l\|^2 / k + w_\mathrm{tv} \mathrm{TV}^2
@@ -91,7 +96,9 @@ class SimulationAttack:
     chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        self._settings()  # checks what both have
+        self._descent()  # checks what both have
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, example=8, smallest=1)
         for name in ("tv", "clip", "order"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -115,59 +122,35 @@ class SimulationAttack:
                 f"path must be 'auto', 'layers' or 'plain', got {self.path!r}."
             )
 
-    def run(
-        self,
-        gradients: GradientMap,
-        update: WeightUpdate,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int = 0,
-        restarts: int = 1,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts clients images ..."] | None = None,
-    ) -> UpdateReconstruction:
-        """Attacks all clients, see :func:`leakwatch.attacks.updates.run.run`.
+    def check_update(self, update: WeightUpdate) -> None:
+        """Refuses updates whose local training is not known.
 
         Raises:
-            ValueError: also if the local training is not known, or the estimate is
-                over a limit.
+            ValueError: there.
         """
-        training = self._training(update)
-        cost = self.cost(gradients, update, restarts=restarts)
+        self.training_of(update)
+
+    def search(self, task: UpdateTask) -> SearchResult:
+        """Descends in images of every epoch, and joins them.
+
+        Raises:
+            ValueError: if the estimate is over a limit.
+        """
+        update = task.update
+        cost = self.cost(task.gradients, update, restarts=task.restarts)
         cost.check(self.memory_limit, self.most_seconds)
-
-        @contextmanager
-        def objective(
-            labels: Int[Tensor, "clients N"],
-        ) -> Iterator[SimulationObjective]:
-            with opened(gradients, self.path) as path_for:
-                yield SimulationObjective(
-                    self, gradients, update, labels, path_for, pixels, cost
-                )
-
-        plan = Plan(
-            name=self.name,
-            settings=self._settings(),
-            factor=lambda step: self.decay ** (step / self.decay_every),
-            objective=objective,
-            sets=self.sets(training, update.samples),
-            joined=joined,
-            arranged=lambda labels: spread_labels(labels, training.batch_size),
-        )
-        return run(
-            plan,
-            gradients,
-            update,
-            pixels=pixels,
-            start=start,
-            seed=seed,
-            restarts=restarts,
-            time_limit=time_limit,
-            progress=progress,
-            initial=initial,
-        )
+        training = self.training_of(update)
+        labels = spread_labels(task.labels, training.batch_size)
+        x = task.first_images(box=False, sets=self.sets(training, update.samples))
+        with opened(task.gradients, self.path) as path_for:
+            objective = SimulationObjective(
+                self, task.gradients, update, labels, path_for, task.pixels, cost
+            )
+            result = descend_to_update(task, x, objective, self._descent())
+        labels = labels.expand(task.restarts, -1, -1)
+        images = joined(result.images.flatten(0, 1), labels.flatten(0, 1))
+        images = images.view(*x.shape[:2], *images.shape[1:])
+        return replace(result, images=images, labels=labels)
 
     def cost(
         self, gradients: GradientMap, update: WeightUpdate, *, restarts: int = 1
@@ -185,7 +168,7 @@ class SimulationAttack:
         Raises:
             ValueError: if the local training is not known.
         """
-        training = self._training(update)
+        training = self.training_of(update)
         return simulation_cost(
             gradients,
             update,
@@ -214,22 +197,12 @@ class SimulationAttack:
         first, last = self.fit
         return float(first * (last / first) ** min(1.0, 2 * step / self.steps))
 
-    def changed(self, **fields: object) -> SimulationAttack:
-        """The same attack with other settings.
-
-        Args:
-            fields: of this class.
-
-        Returns:
-            A new attack.
+    def training_of(self, update: WeightUpdate) -> LocalTraining:
+        """The local training, which must be known.
 
         Raises:
-            ValueError: for a field that there isn't; lists those that there are.
+            ValueError: where it is not.
         """
-        refuse_unknown(self.name, fields, self.__dataclass_fields__)
-        return replace(self, **fields)  # type: ignore[arg-type]
-
-    def _training(self, update: WeightUpdate) -> LocalTraining:
         if update.training is None:
             raise ValueError(
                 f"{self.name} simulates the local steps, so it must know them: give "
@@ -238,16 +211,118 @@ class SimulationAttack:
             )
         return update.training
 
-    def _settings(self) -> FirstOrder:
-        return FirstOrder(
-            name=self.name,
+    def _descent(self) -> DescentSettings:
+        return DescentSettings(
             lr=self.lr,
             steps=self.steps,
-            schedule="constant",
-            priors=Priors(),
+            schedule=lambda step, _: self.decay ** (step / self.decay_every),
             box=False,
-            chunk_size=self.chunk_size,
         )
+
+
+@final
+class SimulationObjective:
+    """The objective of a :class:`SimulationAttack`.
+
+    Its values are divided by f_t, so that steps at different f_t can be compared; its
+    gradients are not.
+
+    Args:
+        attack: the settings.
+        gradients: gives precision and the order of weights.
+        update: what the clients shared, with the local training.
+        labels: of all clients, in the order of the guessed images.
+        path_for: finds the path.
+        pixels: range of the images.
+        cost: says how much is done at once.
+    """
+
+    def __init__(
+        self,
+        attack: SimulationAttack,
+        gradients: GradientMap,
+        update: WeightUpdate,
+        labels: Int[Tensor, "clients N"],
+        path_for: PathFor,
+        pixels: PixelScale,
+        cost: SimulationCost,
+    ) -> None:
+        training = attack.training_of(update)
+        dtype, device = gradients.dtype, labels.device
+        self._attack = attack
+        self._training = training
+        self._samples = update.samples
+        self._sets = attack.sets(training, update.samples)
+        self._initial = update.initial.to(device, dtype)
+        self._difference = update.difference.to(device, dtype)
+        self._labels = labels
+        self._path_for = path_for
+        self._path: UpdatePath | None = None
+        self._pixels = pixels
+        self._cost = cost
+        self._distance = distances.get("cosine")
+        self._prepared = self._distance.prepare(self._difference)
+        groups = -(-self._sets * update.samples // training.batch_size)
+        scale = 1 / (groups * training.lr**2)
+        self._weight = layer_weights(gradients.sizes()).to(device, dtype) * scale
+
+    def __call__(
+        self,
+        x: Float[Tensor, "attacks images ..."],
+        alpha: Float[Tensor, " attacks"],
+        clients: Int[Tensor, " attacks"],
+        step: int,
+    ) -> Values:
+        """See :class:`leakwatch.attacks.updates.descent.UpdateObjective`."""
+        f = self._attack.fit_weight(step)
+        pieces = -(-len(x) // self._cost.chunk)
+        done = [
+            self._piece(*part)
+            for part in zip(x.chunk(pieces), clients.chunk(pieces), strict=True)
+        ]
+        distance, fit, gradient = (
+            parts[0] if len(parts) == 1 else torch.cat(parts)
+            for parts in zip(*done, strict=True)
+        )
+        value, slope = self._priors(x)
+        return Values(distance, fit + value / f, gradient.mul_(f).add_(slope), None)
+
+    def _piece(self, x: Tensor, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Distance, fit and its derivative for some attacks."""
+        w = self._initial.expand(len(x), -1)
+        y = self._labels[clients]
+        if self._path is None:
+            first = min(self._training.batch_size, self._samples)
+            self._path = self._path_for(w, x[:, :first], y[:, :first])
+        steps = LocalSteps(
+            self._path, self._training, self._samples, self._sets, self._cost.segment
+        )
+        simulated = steps(w, x, y)
+        moved = w - simulated.final
+        apart = self._difference[clients] - moved
+        cotangent = apart * self._weight
+        fit = torch.linalg.vecdot(apart, cotangent)
+        gradient = simulated.pull(cotangent.mul_(2))
+        distance, _ = self._distance.compare(
+            moved, self._prepared[clients], torch.empty_like(moved)
+        )
+        return distance, fit, gradient
+
+    def _priors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Their weighted sum for each attack, and its derivative."""
+        attack = self._attack
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            total = leaf.flatten(1).sum(1) * 0
+            if attack.tv:
+                total = total + attack.tv * squared_variation(leaf)
+            if attack.clip:
+                total = total + attack.clip * excess(leaf, self._pixels)
+            if attack.order:
+                kind = attack.order_prior
+                total = total + attack.order * order_distance(leaf, self._sets, kind)
+            (slope,) = torch.autograd.grad(total.sum(), leaf)
+        return total.detach(), slope
 
 
 def spread_labels(
@@ -280,3 +355,25 @@ def spread_labels(
         place += 1
     order = torch.tensor([card for hand in hands for card in hand])
     return labels.sort(1).values[:, order.to(labels.device)]
+
+
+def layer_weights(sizes: Mapping[str, int]) -> Float[Tensor, " d_theta"]:
+    """e^−l for every entry, l counting the layers from the input.
+
+    Args:
+        sizes: of the parameters by name, in order; those of one module are a layer.
+
+    Returns:
+        ``(d_θ,)``, float64.
+
+    Example:
+        >>> layer_weights({"0.weight": 1, "0.bias": 1, "2.weight": 1}).tolist()
+        [1.0, 1.0, 0.36787944117144233]
+    """
+    layers = {name.rpartition(".")[0]: None for name in sizes}
+    place = {layer: float(i) for i, layer in enumerate(layers)}
+    numbers = [
+        torch.full((size,), -place[name.rpartition(".")[0]], dtype=torch.float64)
+        for name, size in sizes.items()
+    ]
+    return torch.cat(numbers).exp()

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import dataclass
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.base import Progress
-from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks.base import SearchResult
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.matching.update_engines import UpdatePath
 from leakwatch.attacks.matching.update_layered import LayeredPath
 from leakwatch.attacks.matching.update_selection import PathFor, UpdatePathName, opened
-from leakwatch.attacks.optimizers.first_order import ScheduleName, schedule
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.settings import refuse_unknown
-from leakwatch.attacks.start import Start
-from leakwatch.attacks.update_result import UpdateReconstruction
-from leakwatch.attacks.updates.descent import Values
+from leakwatch.attacks.optimizers.first_order import DescentSettings, ScheduleName
+from leakwatch.attacks.updates.base import UpdateAttack, UpdateTask
+from leakwatch.attacks.updates.descent import (
+    Values,
+    descend_to_update,
+    for_each,
+    pieces,
+)
 from leakwatch.attacks.updates.match import LayeredMatch
-from leakwatch.attacks.updates.pieces import for_each, pieces
-from leakwatch.attacks.updates.run import Plan, run
+from leakwatch.checks import check_integer
 from leakwatch.derivatives import GradientMap
 from leakwatch.weight_update import WeightUpdate
 
@@ -40,7 +38,7 @@ _CHUNK_SAMPLES = 80
 
 @final
 @dataclass(frozen=True)
-class SurrogateAttack:
+class SurrogateAttack(UpdateAttack):
     r"""Takes w_0 − w_T for a gradient at ŵ = α w_0 + (1 − α) w_T.
 
     .. math:: 1 - \cos\bigl(w_0 - w_T, \nabla_w \ell(\hat w, x)\bigr)
@@ -89,6 +87,7 @@ class SurrogateAttack:
         (torch.Size([1, 2, 1, 3, 3]), True)
     """
 
+    takes_one_gradient: ClassVar[bool] = True
     name: str = "sme"
     lr: float = 1.0
     steps: int = 1000
@@ -102,7 +101,10 @@ class SurrogateAttack:
     chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        self._settings()  # checks what both have
+        self._descent()  # checks what both have
+        Priors(tv=self.tv)
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, example=8, smallest=1)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must be in [0, 1], got {self.alpha}.")
         if not (math.isfinite(self.alpha_lr) and self.alpha_lr >= 0):
@@ -116,88 +118,41 @@ class SurrogateAttack:
                 f"path must be 'auto', 'layers' or 'plain', got {self.path!r}."
             )
 
-    def run(
-        self,
-        gradients: GradientMap,
-        update: WeightUpdate,
-        *,
-        pixels: PixelScale,
-        start: Start,
-        seed: int = 0,
-        restarts: int = 1,
-        time_limit: float | None = None,
-        progress: Progress | None = None,
-        initial: Float[Tensor, "restarts clients N ..."] | None = None,
-    ) -> UpdateReconstruction:
-        """Attacks all clients, see :func:`leakwatch.attacks.updates.run.run`."""
-        factor = schedule(self.schedule)
+    def search(self, task: UpdateTask) -> SearchResult:
+        """Descends in images and α."""
+        with opened(task.gradients, self.path) as path_for:
+            objective = SurrogateObjective(
+                task.gradients,
+                task.update,
+                task.labels,
+                path_for,
+                Priors(tv=self.tv),
+                every=self.alpha_every if self.alpha_lr else 0,
+                chunk_size=self.chunk_size,
+            )
+            return descend_to_update(
+                task,
+                task.first_images(box=self.box),
+                objective,
+                self._descent(),
+                alpha=self.alpha,
+                alpha_lr=self.alpha_lr * self.alpha_every,
+            )
 
-        @contextmanager
-        def objective(labels: Int[Tensor, "clients N"]) -> Iterator[SurrogateObjective]:
-            with opened(gradients, self.path) as path_for:
-                yield SurrogateObjective(
-                    gradients,
-                    update,
-                    labels,
-                    path_for,
-                    Priors(tv=self.tv),
-                    every=self.alpha_every if self.alpha_lr else 0,
-                    chunk_size=self.chunk_size,
-                )
-
-        plan = Plan(
-            name=self.name,
-            settings=self._settings(),
-            factor=lambda step: factor(step, self.steps),
-            objective=objective,
-            alpha=self.alpha,
-            alpha_lr=self.alpha_lr * self.alpha_every,
-            doubts=_DOUBT if not self.alpha_lr else "",
-        )
-        return run(
-            plan,
-            gradients,
-            update,
-            pixels=pixels,
-            start=start,
-            seed=seed,
-            restarts=restarts,
-            time_limit=time_limit,
-            progress=progress,
-            initial=initial,
+    @property
+    def doubt(self) -> str:
+        """That an update of many steps is no gradient, where α is not learned."""
+        if self.alpha_lr:
+            return ""
+        return (
+            "A gradient at one place can't be all of an update of many steps; sme "
+            "looks for a better place."
         )
 
-    def changed(self, **fields: object) -> SurrogateAttack:
-        """The same attack with other settings.
-
-        Args:
-            fields: of this class.
-
-        Returns:
-            A new attack.
-
-        Raises:
-            ValueError: for a field that there isn't; lists those that there are.
-        """
-        refuse_unknown(self.name, fields, self.__dataclass_fields__)
-        return replace(self, **fields)  # type: ignore[arg-type]
-
-    def _settings(self) -> FirstOrder:
-        return FirstOrder(
-            name=self.name,
-            lr=self.lr,
-            steps=self.steps,
-            schedule=self.schedule,
-            priors=Priors(tv=self.tv),
-            box=self.box,
-            chunk_size=self.chunk_size,
+    def _descent(self) -> DescentSettings:
+        return DescentSettings(
+            lr=self.lr, steps=self.steps, schedule=self.schedule, box=self.box
         )
-
-
-_DOUBT = (
-    "A gradient at one place can't be all of an update of many steps; sme looks for a "
-    "better place."
-)
 
 
 @final
@@ -248,7 +203,7 @@ class SurrogateObjective:
         clients: Int[Tensor, " attacks"],
         step: int,
     ) -> Values:
-        """See :class:`leakwatch.attacks.updates.descent.Objective`."""
+        """See :class:`leakwatch.attacks.updates.descent.UpdateObjective`."""
         learns = self._every > 0 and step % self._every == 0
         # One after the other, so that those of one client share its products.
         order = torch.argsort(clients, stable=True)

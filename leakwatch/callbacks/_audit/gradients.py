@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.attacks.progress import ProgressLine
+from leakwatch.attacks.base import ProgressLine
 from leakwatch.callbacks._audit.judging import baselines, judge, psnr_of_starts
 from leakwatch.callbacks._audit.plan import (
     Audit,

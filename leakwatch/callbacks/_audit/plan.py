@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, final, runtime_chec
 from torch import Tensor
 
 from leakwatch.attacks import Attack, FirstOrder, PixelScale
+from leakwatch.attacks.base import PublishedAttack
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
-from leakwatch.attacks.named import PublishedAttack
 from leakwatch.attacks.start import StartKind
-from leakwatch.attacks.updates.presets import UpdateAttack
+from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.checks import check_integer, check_number
 from leakwatch.federated import Round

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leakwatch
-from leakwatch.attacks import Reconstruction, SharedGradient, Start
+from leakwatch.attacks import GradientTask, Reconstruction, SharedGradient, Start
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.gauss_newton.attack import GaussNewton
-from leakwatch.attacks.gauss_newton.run import Attempt
+from leakwatch.attacks.gauss_newton.attack import GaussNewton, Waves
 from leakwatch.attacks.verdict import mismatch
 from leakwatch.derivatives import GradientMap
 
@@ -284,22 +283,30 @@ def test_steps_are_counted_where_the_attack_is(
 ) -> None:
     gradients, shared, x = problem(2 * images, noise_std=noise_std, images=images)
     # Both have no easier problem in logits to begin with.
-    attempt = Attempt(
-        GaussNewton(steps=2), gradients, shared, PIXELS, Start.near(x, 0.05), None
+    assert shared.labels is not None
+    task = GradientTask(
+        gradients=gradients,
+        shared=shared,
+        labels=shared.labels,
+        pixels=PIXELS,
+        start=Start.near(x, 0.05),
+        seed=0,
+        restarts=1,
     )
-    assert attempt.easier is None
+    waves = Waves(GaussNewton(steps=2), task)
+    assert waves.easier is None
     targets = torch.arange(2)
-    first = attempt.first_images(0, 1, None)[0].flatten(1)
-    descend = Attempt._descend
+    first = waves.first_images()[0].flatten(1)
+    descend = Waves._descend
 
     def on_the_cpu(*arguments: Any) -> Any:
         with torch.device("cpu"):
             return descend(*arguments)
 
-    monkeypatch.setattr(Attempt, "_descend", on_the_cpu)
+    monkeypatch.setattr(Waves, "_descend", on_the_cpu)
     # Whatever is made without a device is not on that of the images now.
     with torch.device("meta"):
-        found = attempt.descent(targets, first)
+        found = waves.descend(targets, first)
     assert found.steps.tolist() == [2, 2]
 
 

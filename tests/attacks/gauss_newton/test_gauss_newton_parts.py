@@ -12,12 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leakwatch.attacks import PixelScale
-from leakwatch.attacks.gauss_newton.linear import conjugate_gradients
-from leakwatch.attacks.gauss_newton.objective import Objective, fixed_logit_gradient
+from leakwatch.attacks.gauss_newton.objective import (
+    PosteriorObjective,
+    fixed_logit_gradient,
+)
 from leakwatch.attacks.gauss_newton.smoothed_relu import SmoothedKinks
-from leakwatch.attacks.gauss_newton.steps import DenseSteps, MatrixFreeSteps, Point
-from leakwatch.attacks.gauss_newton.subproblems import minimum_in_box
-from leakwatch.attacks.labels.slopes import logit_slopes
+from leakwatch.attacks.gauss_newton.steps import DenseSteps, Iterates, MatrixFreeSteps
+from leakwatch.attacks.gauss_newton.subproblems import (
+    conjugate_gradients,
+    minimum_in_box,
+)
+from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.derivatives import GradientMap
 
 from .gauss_newton_problems import CLASSES, PIXELS, SHAPE, net, problem, samples
@@ -31,10 +36,12 @@ def spd(n: int, seed: int) -> Tensor:
     return a @ a.T + 0.01 * torch.eye(n, dtype=torch.float64)
 
 
-def objective(images: int = 1, noise_std: float = 0.0, **more: object) -> Objective:
+def objective(
+    images: int = 1, noise_std: float = 0.0, **more: object
+) -> PosteriorObjective:
     gradients, shared, _ = problem(2 * images, noise_std=noise_std, images=images)
     assert shared.labels is not None
-    return Objective(
+    return PosteriorObjective(
         gradients,
         shared.gradient,
         shared.labels,
@@ -46,7 +53,7 @@ def objective(images: int = 1, noise_std: float = 0.0, **more: object) -> Object
     )
 
 
-def somewhere(o: Objective, seed: int = 5) -> Tensor:
+def somewhere(o: PosteriorObjective, seed: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(2, o.size, generator=generator, dtype=torch.float64)
 
@@ -216,10 +223,10 @@ class TestObjective:
 
 
 class TestSteps:
-    def point(self, o: Objective) -> Point:
+    def point(self, o: PosteriorObjective) -> Iterates:
         p = somewhere(o)
         r, zero = o.residual(ROWS, p), torch.zeros(2, dtype=torch.float64)
-        return Point(ROWS, p, r, o.slope(ROWS, p, r, zero), zero)
+        return Iterates(ROWS, p, r, o.slope(ROWS, p, r, zero), zero)
 
     @pytest.mark.parametrize("noise_std", [0.0, 0.1])
     def test_matrix_free_and_dense_agree(self, noise_std: float) -> None:
@@ -312,10 +319,10 @@ class TestKinks:
         torch.testing.assert_close(out, F.leaky_relu(z, 0.2), rtol=1e-15, atol=0)
         torch.testing.assert_close(curves[1], 0.8 * curves[0], rtol=1e-12, atol=0)
 
-    def relu_objective(self) -> Objective:
+    def relu_objective(self) -> PosteriorObjective:
         gradients, shared, _ = problem(2, nn.ReLU)
         assert shared.labels is not None
-        return Objective(
+        return PosteriorObjective(
             gradients,
             shared.gradient,
             shared.labels,
@@ -369,7 +376,7 @@ class TestKinks:
         x = torch.tensor([0.3, -0.7, 0.2], dtype=torch.float64)
         w, c = layers[0].weight.detach(), torch.tensor([[0.5, -1.0]]).double()
         v = (c @ layers[2].weight.detach())[0]
-        o = Objective(
+        o = PosteriorObjective(
             GradientMap(layers, dtype=torch.float64),
             torch.ones(1, 25, dtype=torch.float64),
             c,
@@ -405,7 +412,7 @@ class TestKinks:
             ).double()
         generator = torch.Generator().manual_seed(3)
         p = torch.rand(1, 400, generator=generator, dtype=torch.float64)
-        o = Objective(
+        o = PosteriorObjective(
             GradientMap(wide, dtype=torch.float64),
             torch.ones(1, sum(q.numel() for q in wide.parameters())).double(),
             torch.tensor([[1.0, -0.5, -0.5]]).double(),

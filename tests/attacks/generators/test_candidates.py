@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from leakwatch.attacks.generators.search import Phase, search
 from leakwatch.attacks.generators.search_space import (
+    GeneratorWeights,
     Latents,
     OutputScale,
     Pixels,
-    Weights,
 )
 from leakwatch.attacks.generators.stacked_modules import ModuleCopies
 from leakwatch.attacks.matching.objective import MatchingProblem
@@ -180,15 +180,15 @@ def test_every_space_makes_the_images_that_its_parameters_say() -> None:
     spaces = (
         Pixels(expected),
         Latents(generator, z, RAW),
-        Weights([generator] * 2, z, RAW),
-        Weights([generator] * 6, z, RAW),
+        GeneratorWeights([generator] * 2, z, RAW),
+        GeneratorWeights([generator] * 6, z, RAW),
     )
     for space in spaces:
         assert space.attacks == 2
         torch.testing.assert_close(space.images().detach(), expected, **TIGHT)
         assert all(p.requires_grad and p.is_leaf for p in space.parameters)
     with pytest.raises(ValueError, match="need 2 generators, one each, or 6"):
-        Weights([generator] * 3, z, RAW)
+        GeneratorWeights([generator] * 3, z, RAW)
 
 
 def test_rows_of_parameters_belong_to_one_attack() -> None:
@@ -196,8 +196,8 @@ def test_rows_of_parameters_belong_to_one_attack() -> None:
     z = draw(2, 3, 3)
     for space in (
         Latents(generator, z, RAW),
-        Weights([generator] * 2, z, RAW, train=True),
-        Weights([generator] * 6, z, RAW),
+        GeneratorWeights([generator] * 2, z, RAW, train=True),
+        GeneratorWeights([generator] * 6, z, RAW),
     ):
         for i in range(2):
             gradients = torch.autograd.grad(space.images()[i].sum(), space.parameters)

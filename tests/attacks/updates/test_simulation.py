@@ -12,14 +12,13 @@ from torch.nn import functional as F
 
 from leakwatch.attacks import PixelScale, SimulationAttack, Start, attack_update
 from leakwatch.attacks.matching.update_selection import opened
-from leakwatch.attacks.updates.matching import SimulationObjective
 from leakwatch.attacks.updates.priors import (
     excess,
     joined,
     order_distance,
     squared_variation,
 )
-from leakwatch.attacks.updates.simulation import spread_labels
+from leakwatch.attacks.updates.simulation import SimulationObjective, spread_labels
 from leakwatch.attacks.updates.simulation_cost import SimulationCost
 from leakwatch.derivatives import GradientMap
 from leakwatch.quality.assignment import align

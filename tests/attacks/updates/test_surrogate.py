@@ -330,7 +330,7 @@ def test_wrong_arguments_are_refused() -> None:
         attack_update(net, update, "dlg")
     with pytest.raises(ValueError, match="unknown setting beta of attack 'sme'"):
         attack_update(net, update, beta=1)
-    with pytest.raises(TypeError, match=r"must be a leakwatch\.updates"):
+    with pytest.raises(TypeError, match=r"must be a leakwatch\.weight_update"):
         attack_update(net, update.difference)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"steps must be an integer, got 1\.5"):
         attack_update(net, update, steps=1.5)  # type: ignore[arg-type]
