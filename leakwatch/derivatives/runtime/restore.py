@@ -44,6 +44,7 @@ class Snapshot:
 
     def __init__(self, root: nn.Module, *, tensors: bool = True) -> None:
         self._modes: list[tuple[nn.Module, bool]] = []
+        self._empty: list[Any] = []
         self._contents: list[tuple[Any, list[Any]]] = []
         self._numbers: list[tuple[Tensor, Tensor, Tensor, int]] = []
         self._parameters: list[tuple[nn.Parameter, Tensor, Tensor | None, bool]] = []
@@ -54,10 +55,18 @@ class Snapshot:
             if type(item) in _PLAIN or id(item) in seen:
                 continue
             if isinstance(item, _CONTAINERS):
+                if not item:  # most are: registries of hooks
+                    self._empty.append(item)
+                    continue
                 seen[id(item)] = item
+                if isinstance(item, dict):
+                    values = list(item.values())
+                    self._contents.append((item, [*item, *values]))
+                    waiting += values
+                    continue
                 if not isinstance(item, tuple):
-                    self._contents.append((item, _items(item)))
-                waiting.extend(item.values() if isinstance(item, dict) else item)
+                    self._contents.append((item, list(item)))
+                waiting += item
             elif isinstance(item, nn.Module):
                 seen[id(item)] = item
                 self._modes.append((item, item.training))
@@ -89,14 +98,21 @@ class Snapshot:
 
         A number that has taken the place of an equal one counts as the same.
         """
-        return all(tensor._version == at for tensor, *_, at in self._numbers) and all(
-            len(now) == len(then) and all(map(_same, now, then))
-            for now, then in ((_items(c), then) for c, then in self._contents)
+        return (
+            not any(self._empty)
+            and all(tensor._version == at for tensor, *_, at in self._numbers)
+            and all(
+                len(now) == len(then) and all(map(_same, now, then))
+                for now, then in ((_items(c), then) for c, then in self._contents)
+            )
         )
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts everything back; a container that has not changed is not written to."""
+        for container in self._empty:
+            if container:
+                container.clear()
         for container, contents in self._contents:
             now = _items(container)
             if len(now) == len(contents) and all(map(operator.is_, now, contents)):

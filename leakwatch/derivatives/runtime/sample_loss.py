@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from leakwatch.derivatives.runtime.weight_caches import Caches
 __all__ = ["Criterion", "PlainTensors", "SampleLoss", "Weights"]
 
 Criterion: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
+_Own: TypeAlias = dict[tuple[int, str], tuple[dict[str, Any], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class SampleLoss(nn.Module):
         super().__init__()
         self.module = module
         self.criterion = criterion
-        self._holds = False
+        # Registry and name → what was there before an evaluation put something else.
+        self._held: _Own | None = None
         self.tensors = PlainTensors()
         self.caches = Caches()
         self.only: frozenset[str] | None = None
@@ -136,22 +138,22 @@ class SampleLoss(nn.Module):
         names = {
             id(t): name for name, t in (*self.named_buffers(), *self.named_parameters())
         }
-        own = [
-            (registry, key, t)
-            for m in self.modules()
-            for registry in (m._parameters, m._buffers)
+        own = {
+            (id(registry), key): (registry, t)
+            for registry in _registries(self)
             for key, t in registry.items()
             if t is not None and names[id(t)] in tensors
-        ]
-        for registry, key, t in own:
-            registry[key] = tensors[names[id(t)]]  # type: ignore[assignment]
+        }
+        for (_, key), (registry, t) in own.items():
+            registry[key] = tensors[names[id(t)]]
         try:
             loss: Tensor = self(x, y)
             return loss
         finally:
-            if not self._holds:
-                for registry, key, t in own:
-                    registry[key] = t  # type: ignore[assignment]
+            if self._held is None:
+                _put_back(own)
+            else:
+                self._held = own | self._held
 
     def is_quiet(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> bool:
         """Whether a forward leaves its module as it was, seen by running one.
@@ -189,10 +191,20 @@ class SampleLoss(nn.Module):
 
         Checkpointed parts of a forward run again during the backward pass.
         """
-        before, held = Snapshot(self, tensors=False), self._holds
-        self._holds = True
+        outer, self._held = self._held, {}
         try:
             yield
         finally:
-            self._holds = held
-            before.restore()
+            _put_back(self._held)
+            self._held = outer
+
+
+def _registries(root: nn.Module) -> Iterator[dict[str, Any]]:
+    for m in root.modules():
+        yield m._parameters
+        yield m._buffers
+
+
+def _put_back(own: _Own) -> None:
+    for (_, key), (registry, t) in own.items():
+        registry[key] = t
