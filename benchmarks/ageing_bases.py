@@ -53,14 +53,14 @@ from leakwatch.defenses import (
     Smallest,
     Waterfill,
 )
-from leakwatch.defenses.covariance import Coefficients
+from leakwatch.defenses.covariance import Coefficients, Covariance
 from leakwatch.defenses.eigen.basis import Directions
 from leakwatch.derivatives import GradientMap
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Carried:
+class Carried(Covariance):
     """Σ = J A Jᵀ with A = κ U diag(D/σ²) Uᵀ of earlier weights and J of now.
 
     κ makes tr Σ the Σ D_i that is stated. See :class:`leakwatch.defenses.covariance`.
@@ -143,7 +143,7 @@ class Carried:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Kept:
+class Kept(Defense):
     """Noise along directions of earlier weights; see :class:`Defense`."""
 
     noise: EigenNoise

@@ -28,7 +28,7 @@ from trade_off import Images, begun, images
 from leakwatch import trade_off
 from leakwatch.attacks import GaussNewton
 from leakwatch.cli.trade_training import LightningTraining, accuracy_on
-from leakwatch.studies.trade_offs.grid import DEFENSES
+from leakwatch.defenses import registered_defenses
 
 PARTNERS = 1000
 
@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument(
         "--coefficients", nargs="*", type=float, default=[0.9, 0.7, 0.5]
     )
-    parser.add_argument("--defenses", nargs="+", default=["gaussian"], choices=DEFENSES)
+    parser.add_argument(
+        "--defenses", nargs="+", default=["gaussian"], choices=registered_defenses()
+    )
     parser.add_argument("--budgets", nargs="*", type=float, default=[0.5])
     parser.add_argument("--queries", nargs="+", type=int, default=[1, 4])
     parser.add_argument(

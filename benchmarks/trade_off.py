@@ -48,12 +48,12 @@ from leakwatch.defenses import (
     Samples,
     Waterfill,
     observed,
+    registered_defenses,
 )
-from leakwatch.defenses.eigen.moving import Moves
+from leakwatch.defenses.eigen.input_space import Moves
 from leakwatch.derivatives import GradientMap
 from leakwatch.models import LitClassifier, initialize
 from leakwatch.spectrum.operators import random_vector
-from leakwatch.studies.trade_offs.grid import DEFENSES
 
 # (network, its arguments, initialisation, images to begin with, epochs, lr of these)
 RECIPES = {
@@ -214,7 +214,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="MNIST", choices=RECIPES)
     parser.add_argument(
-        "--defenses", nargs="+", default=list(DEFENSES[:2]), choices=DEFENSES
+        "--defenses",
+        nargs="+",
+        default=list(registered_defenses()[:2]),
+        choices=registered_defenses(),
     )
     parser.add_argument("--budgets", nargs="+", type=float, default=[0.1, 1, 10])
     parser.add_argument("--attackers", nargs="+", default=["naive", "adaptive"])

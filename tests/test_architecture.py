@@ -112,6 +112,8 @@ PUBLIC = {
         "observed",
         "perturbation",
         "predicted_errors",
+        "register_defense",
+        "registered_defenses",
         "row_norms",
     ],
     "leakwatch.federated": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -19,8 +18,8 @@ from leakwatch.callbacks._defense.fit import DefendedFit
 from leakwatch.callbacks._defense.refusals import refuse_optimizers, refuse_run
 from leakwatch.callbacks._defense.samples import SampleDefense
 from leakwatch.callbacks._defense.step import DefenseSummary, Tally
-from leakwatch.checks import check_integer, check_name
-from leakwatch.defenses import Defense, GradientPruning, Needs, Reduction, perturbation
+from leakwatch.checks import check_choice, check_integer, check_name
+from leakwatch.defenses import Defense, Needs, Reduction, perturbation
 from leakwatch.defenses.base import averaging
 from leakwatch.derivatives import GradientMap
 
@@ -119,8 +118,7 @@ class GradientDefense(Callback):
 
     def __init__(
         self,
-        # Any, as jsonargparse takes the properties of a protocol for methods.
-        defense: Defense | Any,
+        defense: Defense,
         *,
         reduction: Reduction = "mean",
         criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
@@ -181,10 +179,8 @@ class GradientDefense(Callback):
             )
 
         def perturb(gradient: Tensor) -> Tensor:
-            chosen = defense
-            if isinstance(chosen, GradientPruning) and chosen.sizes is None:
-                chosen = replace(chosen, sizes=self._sizes or None)
-            return perturbation(chosen, self._stream("audit"))(gradient)
+            told = defense.with_layers(self._sizes)
+            return perturbation(told, self._stream("audit"))(gradient)
 
         perturb.__name__ = defense.name
         return perturb
@@ -366,15 +362,11 @@ class GradientDefense(Callback):
         return self._streams[name]
 
 
-def _checked(defense: Any) -> Defense:
-    methods = ("protect", "protect_batch")
-    fits = all(callable(getattr(defense, name, None)) for name in methods)
-    needs = getattr(defense, "needs", None)
-    if isinstance(defense, type) or not fits or needs not in get_args(Needs):
+def _checked(defense: object) -> Defense:
+    if not isinstance(defense, Defense):
         raise TypeError(
-            f"defense must be an object with the methods of "
-            f"leakwatch.defenses.Defense, got {defense!r}; for instance "
-            f"GaussianNoise(Budget(0.01, 'std'))."
+            f"defense must be a leakwatch.defenses.Defense, got {defense!r}; for "
+            f"instance GaussianNoise(Budget(0.01, 'std'))."
         )
-    found: Defense = defense
-    return found
+    check_choice("defense.needs", defense.needs, get_args(Needs))
+    return defense

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeAlias, final, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -83,6 +84,41 @@ class Shared:
     knowledge: Knowledge = field(default_factory=Knowledge)
     bias: Float[Tensor, "n d_theta"] | None = None
 
+    @classmethod
+    def noisy(
+        cls,
+        gradient: Float[Tensor, "n d_theta"],
+        delta: Float[Tensor, "n d_theta"],
+        covariance: Covariance,
+    ) -> Shared:
+        """Gradients with noise of known covariance.
+
+        Args:
+            gradient: clean gradients.
+            delta: the noise drawn, float64.
+            covariance: of the noise.
+        """
+        noisy = (gradient.double() + delta.to(gradient.device)).to(gradient.dtype)
+        return cls(noisy, gradient, covariance.total, Knowledge(covariance))
+
+    @classmethod
+    def fixed(
+        cls,
+        message: Float[Tensor, "n d_theta"],
+        gradient: Float[Tensor, "n d_theta"],
+        knowledge: Knowledge | None = None,
+    ) -> Shared:
+        """Messages in which nothing is random, given what is known of them.
+
+        Args:
+            message: what is shared in place of the gradients.
+            gradient: clean gradients.
+            knowledge: what an adaptive attacker knows; default: nothing.
+        """
+        none = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
+        known = Knowledge() if knowledge is None else knowledge
+        return cls(message, gradient, none, known, bias=message - gradient)
+
     @property
     def delta(self) -> Float[Tensor, "n d_theta"]:
         """δ, what was added; goes into I²F: ``leakwatch.score(..., delta=δ)``.
@@ -92,25 +128,66 @@ class Shared:
         return self.gradient - self.clean
 
 
-class Defense(Protocol):
+class Defense(ABC):
     """Turns gradients, and the samples that made them, into what is shared.
 
     Randomness comes from the generator that is given, on any device, and from nowhere
-    else; the same state gives the same messages.
+    else; the same state gives the same messages. A subclass states ``name``, ``needs``
+    and ``budget``, as fields or class variables, and makes each message in
+    :meth:`protect`. That is all that training, attacks and trade-offs ask of it.
+
+    Attributes:
+        name: recorded with results.
+        needs: what must be given to :meth:`protect`.
+        budget: √E‖δ‖² that was asked for; ``None`` where it follows from the gradient.
+
+    Example:
+        A defense that rounds, as compression does, with a step whose error is the
+        budget. Registered, ``leakwatch.trade_off`` takes it by its name; in YAML it
+        goes by its class path.
+
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> import torch
+        >>> from leakwatch.defenses import Budget, Defense, Needs, Shared
+        >>> from leakwatch.defenses import register_defense
+        >>>
+        >>> @dataclass(frozen=True)
+        ... class Rounding(Defense):
+        ...     budget: Budget
+        ...     name: ClassVar[str] = "rounding"
+        ...     needs: ClassVar[Needs] = "gradient"
+        ...
+        ...     def protect(self, gradient, *, generator, samples=None):
+        ...         size = gradient.shape[1]
+        ...         total = self.budget.variance(gradient.norm(dim=1), size)
+        ...         # An error uniform on a step s has a mean square of s²/12.
+        ...         step = (12 * total / size).sqrt()[:, None].to(gradient)
+        ...         return Shared.fixed((gradient / step).round() * step, gradient)
+        >>>
+        >>> register_defense("rounding", Rounding)
+        >>> shared = Rounding(Budget(0.1, "std")).protect(
+        ...     torch.randn(1, 10_000), generator=torch.Generator())
+        >>> round(float(shared.delta.std()), 2)
+        0.1
     """
 
-    @property
-    def name(self) -> str:
-        """Recorded with results."""
+    # Not at run time: a dataclass takes a property of its base for a field's default.
+    if TYPE_CHECKING:
 
-    @property
-    def needs(self) -> Needs:
-        """What must be given to :meth:`protect`."""
+        @property
+        def name(self) -> str:
+            """Recorded with results."""
 
-    @property
-    def budget(self) -> Budget | None:
-        """√E‖δ‖² that was asked for; ``None`` where it follows from the gradient."""
+        @property
+        def needs(self) -> Needs:
+            """What must be given to :meth:`protect`."""
 
+        @property
+        def budget(self) -> Budget | None:
+            """√E‖δ‖² that was asked for, if any was."""
+
+    @abstractmethod
     def protect(
         self,
         gradient: Float[Tensor, "n d_theta"],
@@ -141,7 +218,9 @@ class Defense(Protocol):
     ) -> Shared:
         """One message for all rows, combined as the loss combines samples.
 
-        The budget is that of the message. Args and errors as for :meth:`protect`.
+        The budget is that of the message. Unless a defense says otherwise, one that
+        needs gradients only protects the combined gradient, and any other the gradient
+        of each sample before they are combined. Args and errors as for :meth:`protect`.
 
         Args:
             gradient: of each sample, not divided by the size of the batch.
@@ -149,6 +228,29 @@ class Defense(Protocol):
             samples: what made them.
             reduction: whether the message is their mean or their sum.
         """
+        if self.needs == "gradient":
+            message = combined(gradient, reduction)
+            return self.protect(message, generator=generator, samples=samples)
+        each = self.protect(gradient, generator=generator, samples=samples)
+        return summed(each, reduction)
+
+    def with_budget(self, budget: Budget) -> Defense:
+        """The same defense with another budget; itself where it can't be given one."""
+        this = cast(Any, self)
+        own = fields(this) if hasattr(self, "__dataclass_fields__") else ()
+        if "budget" not in {field.name for field in own}:
+            return self
+        changed: Defense = replace(this, budget=budget)
+        return changed
+
+    def with_layers(self, sizes: Mapping[str, int]) -> Defense:
+        """The same defense, told how many entries each parameter tensor has."""
+        return self
+
+    @property
+    def needs_basis(self) -> bool:
+        """Whether it uses the singular directions of each sample's Jacobian."""
+        return self.needs == "jacobian"
 
 
 def combined(
@@ -184,17 +286,18 @@ def summed(shared: Shared, reduction: Reduction) -> Shared:
         reduction: how they are combined.
     """
     weight = averaging(len(shared.gradient), reduction)
-    known = shared.knowledge
-    covariance = None if known.covariance is None else known.covariance.summed(weight)
-    lost = known.covariance is not None and covariance is None
+    knowledge = shared.knowledge
+    each = knowledge.covariance
+    covariance = None if each is None else each.summed(weight)
+    lost = each is not None and covariance is None
     return Shared(
         combined(shared.gradient, reduction),
         combined(shared.clean, reduction),
         weight**2 * shared.variance.sum(0, keepdim=True),
         replace(
-            known,
+            knowledge,
             covariance=covariance,
-            closed_form=known.closed_form and not lost,
+            closed_form=knowledge.closed_form and not lost,
         ),
         None if shared.bias is None else combined(shared.bias, reduction),
     )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.checks import check_integer, check_number
+from leakwatch.checks import check_choice, check_integer, check_number
 
 __all__ = ["Budget", "Unit", "expected_norm"]
 
@@ -54,11 +54,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_number("value", self.value, "[0, inf)", example=0.1)
-        if self.unit not in get_args(Unit):
-            raise ValueError(
-                f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}; "
-                f"for instance Budget(0.1, 'relative')."
-            )
+        check_choice("unit", self.unit, get_args(Unit))
 
     def variance(self, norm: Float[Tensor, " n"], size: int) -> Float[Tensor, " n"]:
         """E‖δ‖² for each message.

@@ -7,12 +7,14 @@ what arrives elsewhere an attacker who knows J discards.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias, get_args
+from abc import ABC, abstractmethod
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.checks import check_choice
 from leakwatch.defenses.eigen.basis import Basis
 from leakwatch.defenses.linear_maps import LinearMap
 from leakwatch.spectrum.operators import random_vector
@@ -25,16 +27,19 @@ where the directions are orthonormal. Signs are for measurements: an attacker wh
 the size of a number has only two values to tell apart."""
 
 
-class Covariance(Protocol):
+class Covariance(ABC):
     """The covariance Σ of the noise on each message."""
 
     def __len__(self) -> int:
         """Number of messages."""
+        return len(self.total)
 
     @property
+    @abstractmethod
     def total(self) -> Float[Tensor, " n"]:
         """E‖δ‖² = tr Σ, float64."""
 
+    @abstractmethod
     def draw(
         self, generator: torch.Generator, coefficients: Coefficients = "gaussian"
     ) -> Float[Tensor, "n d_theta"]:
@@ -46,6 +51,7 @@ class Covariance(Protocol):
             coefficients: what is drawn.
         """
 
+    @abstractmethod
     def along(self, basis: Basis) -> Float[Tensor, "n d_x"]:
         """q_i = v_iᵀΣv_i, 0 where the direction is not resolved."""
 
@@ -56,18 +62,23 @@ class Covariance(Protocol):
 
         tr (JᵀΣ⁻¹J + I/R²)⁻¹, with the limit for directions that Σ leaves alone.
         Directions that are not resolved count R² with a prior, and nothing without.
+        Here for noise that is independent along the v_i.
 
         Args:
             basis: J.
             prior_std: R, ``None`` for an attacker who knows nothing of images.
         """
+        return linear_error(self.along(basis), basis, prior_std)
 
+    @abstractmethod
     def scaled(self, factor: float) -> Covariance:
         """Σ times a number."""
 
+    @abstractmethod
     def summed(self, weight: float) -> Covariance | None:
         """Of ``weight`` times the sum of all messages, one row; None if not known."""
 
+    @abstractmethod
     def whitening(self, row: int, least: float) -> tuple[LinearMap, float]:
         """L = s(Σ + s²I)^−½ or the like, and the standard deviation s of L δ.
 
@@ -92,11 +103,7 @@ def standard(
     Raises:
         ValueError: for unknown coefficients.
     """
-    if coefficients not in get_args(Coefficients):
-        raise ValueError(
-            f"coefficients must be one of {', '.join(get_args(Coefficients))}, got "
-            f"{coefficients!r}."
-        )
+    check_choice("coefficients", coefficients, get_args(Coefficients))
     drawn = torch.stack([random_vector(size, generator) for _ in range(rows)])
     if coefficients == "sign":
         return torch.where(drawn < 0, -1.0, 1.0).to(drawn)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakwatch.checks import check_number
 from leakwatch.defenses.base import (
-    Knowledge,
+    Defense,
     Needs,
     Reduction,
     Shared,
@@ -28,7 +28,7 @@ __all__ = ["DPSGD"]
 
 @final
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGD(Defense):
     """Shortens each sample's gradient to norm C and adds noise of σC to their sum.
 
     Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1. Here
@@ -76,7 +76,7 @@ class DPSGD:
         generator: torch.Generator,
         samples: Samples | None = None,
     ) -> Shared:
-        """Clips each row and adds noise to it. See :class:`Defense`."""
+        """Clips each row and adds noise to it. See :meth:`Defense.protect`."""
         clipped = self._clipped(gradient)
         made = self._noisy(gradient, clipped, 1.0, generator)
         return replace(made, knowledge=replace(made.knowledge, clip=self.clip))
@@ -112,11 +112,5 @@ class DPSGD:
         std = weight * self.noise_multiplier * self.clip
         variance = torch.full((n,), std**2, dtype=torch.float64).to(clean.device)
         covariance = Isotropic(variance, size)
-        noisy = clipped.double() + covariance.draw(generator)
-        return Shared(
-            noisy.to(clean.dtype),
-            clean,
-            covariance.total,
-            Knowledge(covariance),
-            bias=clipped - clean,
-        )
+        made = Shared.noisy(clipped, covariance.draw(generator), covariance)
+        return replace(made, clean=clean, bias=clipped - clean)

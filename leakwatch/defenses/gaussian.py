@@ -9,14 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.base import (
-    Knowledge,
-    Needs,
-    Reduction,
-    Shared,
-    check_gradient,
-    combined,
-)
+from leakwatch.defenses.base import Defense, Needs, Shared, check_gradient
 from leakwatch.defenses.budget import Budget
 from leakwatch.defenses.isotropic import Isotropic
 from leakwatch.defenses.samples import Samples
@@ -26,7 +19,7 @@ __all__ = ["GaussianNoise"]
 
 @final
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Defense):
     """Adds N(0, s²) to each entry of each message.
 
     The defense that everybody compares with (Zhu et al., "Deep Leakage from Gradients",
@@ -55,26 +48,9 @@ class GaussianNoise:
         generator: torch.Generator,
         samples: Samples | None = None,
     ) -> Shared:
-        """Noise on each row. See :class:`leakwatch.defenses.Defense`."""
+        """Noise on each row. See :meth:`Defense.protect`."""
         check_gradient(gradient)
         size = gradient.shape[1]
         total = self.budget.variance(gradient.double().norm(dim=1), size)
         covariance = Isotropic(total / size, size)
-        delta = covariance.draw(generator)
-        return Shared(
-            (gradient.double() + delta).to(gradient.dtype),
-            gradient,
-            covariance.total,
-            Knowledge(covariance),
-        )
-
-    def protect_batch(
-        self,
-        gradient: Float[Tensor, "n d_theta"],
-        *,
-        generator: torch.Generator,
-        samples: Samples | None = None,
-        reduction: Reduction = "mean",
-    ) -> Shared:
-        """Noise on the combined gradient, once."""
-        return self.protect(combined(gradient, reduction), generator=generator)
+        return Shared.noisy(gradient, covariance.draw(generator), covariance)

@@ -10,7 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.defenses.covariance import Coefficients, linear_error, standard
+from leakwatch.defenses.covariance import (
+    Coefficients,
+    Covariance,
+    linear_error,
+    standard,
+)
 from leakwatch.defenses.eigen.basis import Basis
 from leakwatch.defenses.linear_maps import LinearMap, Scaling
 
@@ -19,8 +24,8 @@ __all__ = ["Diagonal", "Isotropic"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class Isotropic:
-    """Σ = s² I. See :class:`leakwatch.defenses.covariance.Covariance`.
+class Isotropic(Covariance):
+    """Σ = s² I; its :meth:`best_error` is the square of the score ``i2f_bayes``.
 
     Attributes:
         variance: s², ``(n,)``, float64.
@@ -29,10 +34,6 @@ class Isotropic:
 
     variance: Float[Tensor, " n"]
     size: int
-
-    def __len__(self) -> int:
-        """Number of messages."""
-        return len(self.variance)
 
     @property
     def total(self) -> Float[Tensor, " n"]:
@@ -50,12 +51,6 @@ class Isotropic:
         """s² in every resolved direction."""
         return torch.where(basis.resolved, self.variance[:, None], 0.0)
 
-    def best_error(
-        self, basis: Basis, prior_std: float | None = None
-    ) -> Float[Tensor, " n"]:
-        """Σ s²R²/(s² + λ_iR²), the square of the score ``i2f_bayes``."""
-        return linear_error(self.along(basis), basis, prior_std)
-
     def scaled(self, factor: float) -> Isotropic:
         """Σ times a number."""
         return Isotropic(self.variance * factor, self.size)
@@ -72,10 +67,10 @@ class Isotropic:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Diagonal:
+class Diagonal(Covariance):
     """Independent noise with a variance for each entry.
 
-    See :class:`leakwatch.defenses.covariance.Covariance`. Predictions form J of one
+    Predictions form J of one
     sample at a time in float64, d_θ · d_x numbers.
 
     Attributes:
@@ -83,10 +78,6 @@ class Diagonal:
     """
 
     variance: Float[Tensor, "n d_theta"]
-
-    def __len__(self) -> int:
-        """Number of messages."""
-        return len(self.variance)
 
     @property
     def total(self) -> Float[Tensor, " n"]:
@@ -134,8 +125,8 @@ class Diagonal:
             return unbiased
         r2 = prior_std**2
         inside = torch.linalg.eigvalsh(info).clamp_min(0)
-        found: Tensor = (r2 / (1 + r2 * inside)).sum() + hidden * r2
-        return found
+        error: Tensor = (r2 / (1 + r2 * inside)).sum() + hidden * r2
+        return error
 
     def scaled(self, factor: float) -> Diagonal:
         """Σ times a number."""

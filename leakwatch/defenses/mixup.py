@@ -12,14 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from leakwatch.checks import check_inputs
-from leakwatch.defenses.base import (
-    Knowledge,
-    Needs,
-    Reduction,
-    Shared,
-    needed,
-    summed,
-)
+from leakwatch.defenses.base import Defense, Knowledge, Needs, Shared, needed
 from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.samples import Samples
 
@@ -28,7 +21,7 @@ __all__ = ["MixUp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class MixUp:
+class MixUp(Defense):
     """Shares the gradient of αx + (1 − α)x_p, with labels mixed the same way.
 
     Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018; as a defense:
@@ -108,7 +101,7 @@ class MixUp:
         generator: torch.Generator,
         samples: Samples | None = None,
     ) -> Shared:
-        """The gradient of each sample's mixture. See :class:`Defense`.
+        """The gradient of each sample's mixture. See :meth:`Defense.protect`.
 
         Raises:
             ValueError: as there, and if a single sample has no partner, or partners
@@ -117,25 +110,7 @@ class MixUp:
         samples = needed(samples, gradient, "MixUp")
         mixing = self._mixing(samples, generator)
         message = mixing.gradient(samples.gradients).to(gradient)
-        return Shared(
-            message,
-            gradient,
-            torch.zeros(len(gradient), dtype=torch.float64).to(gradient.device),
-            Knowledge(mixing=mixing),
-            bias=message - gradient,
-        )
-
-    def protect_batch(
-        self,
-        gradient: Float[Tensor, "n d_theta"],
-        *,
-        generator: torch.Generator,
-        samples: Samples | None = None,
-        reduction: Reduction = "mean",
-    ) -> Shared:
-        """The gradient of the batch of mixtures."""
-        each = self.protect(gradient, generator=generator, samples=samples)
-        return summed(each, reduction)
+        return Shared.fixed(message, gradient, Knowledge(mixing=mixing))
 
     @property
     def _ends(self) -> tuple[float, float]:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from leakwatch.checks import check_number
-from leakwatch.defenses.base import (
-    Knowledge,
-    Needs,
-    Reduction,
-    Shared,
-    check_gradient,
-    combined,
-)
+from leakwatch.checks import check_choice, check_number
+from leakwatch.defenses.base import Defense, Knowledge, Needs, Shared, check_gradient
+from leakwatch.defenses.budget import Budget
 from leakwatch.defenses.samples import Samples
 
-__all__ = ["GradientPruning", "Scope"]
+__all__ = ["GradientPruning", "PruningToBudget", "Scope"]
 
 Scope: TypeAlias = Literal["global", "layer"]
 """Where the smallest entries are looked for."""
@@ -29,7 +23,7 @@ Scope: TypeAlias = Literal["global", "layer"]
 
 @final
 @dataclass(frozen=True)
-class GradientPruning:
+class GradientPruning(Defense):
     """Sets the entries of smallest magnitude to zero.
 
     Zhu et al., "Deep Leakage from Gradients", NeurIPS 2019, Section 5.2. The change
@@ -71,8 +65,7 @@ class GradientPruning:
 
     def __post_init__(self) -> None:
         check_number("share", self.share, "[0, 1]", example=0.9)
-        if self.scope not in get_args(Scope):
-            raise ValueError(f"scope must be 'global' or 'layer', got {self.scope!r}.")
+        check_choice("scope", self.scope, get_args(Scope))
 
     def protect(
         self,
@@ -81,7 +74,7 @@ class GradientPruning:
         generator: torch.Generator,
         samples: Samples | None = None,
     ) -> Shared:
-        """Prunes each row. See :class:`leakwatch.defenses.Defense`.
+        """Prunes each row. See :meth:`Defense.protect`.
 
         Raises:
             ValueError: if the sizes of the layers are not known, or don't add up.
@@ -90,19 +83,12 @@ class GradientPruning:
         layers = self._layers(gradient.shape[1], samples)
         parts = torch.split(gradient.abs(), layers, dim=1)
         kept = torch.cat([_largest(part, self.share) for part in parts], dim=1)
-        return pruned(gradient, kept)
+        return _pruned(gradient, kept)
 
-    def protect_batch(
-        self,
-        gradient: Float[Tensor, "n d_theta"],
-        *,
-        generator: torch.Generator,
-        samples: Samples | None = None,
-        reduction: Reduction = "mean",
-    ) -> Shared:
-        """Prunes the combined gradient."""
-        together = combined(gradient, reduction)
-        return self.protect(together, generator=generator, samples=samples)
+    def with_layers(self, sizes: Mapping[str, int]) -> GradientPruning:
+        """With these sizes, where it looks at layers and was given none."""
+        told = self.scope == "global" or self.sizes is not None or not sizes
+        return self if told else replace(self, sizes=sizes)
 
     def _layers(self, size: int, samples: Samples | None) -> list[int]:
         if self.scope == "global":
@@ -123,23 +109,50 @@ class GradientPruning:
         return list(sizes.values())
 
 
-def pruned(
-    gradient: Float[Tensor, "n d_theta"], kept: Bool[Tensor, "n d_theta"]
-) -> Shared:
-    """What is shared of gradients of which some entries are set to zero.
+@final
+@dataclass(frozen=True)
+class PruningToBudget(Defense):
+    """Sets as many of the smallest entries to zero as ‖δ‖ ≤ the budget allows.
+
+    The same message as that of a :class:`GradientPruning` whose
+    share is chosen for each message, so that pruning can be compared with noise of
+    equal ‖δ‖: below it by less than the first entry that is kept. A budget of ‖g‖ or
+    more prunes everything.
 
     Args:
-        gradient: clean gradients.
-        kept: the entries that stay.
+        budget: ‖δ‖; there is nothing random.
+
+    Example:
+        >>> import torch
+        >>> prune = PruningToBudget(Budget(1.2, "norm"))
+        >>> g = torch.tensor([[3.0, -1.0, 2.0, 0.5]])
+        >>> prune.protect(g, generator=torch.Generator()).gradient.tolist()
+        [[3.0, 0.0, 2.0, 0.0]]
     """
+
+    budget: Budget
+    name: ClassVar[str] = "pruning"
+    needs: ClassVar[Needs] = "gradient"
+
+    def protect(
+        self,
+        gradient: Float[Tensor, "n d_theta"],
+        *,
+        generator: torch.Generator,
+        samples: Samples | None = None,
+    ) -> Shared:
+        """Prunes each row. See :meth:`Defense.protect`."""
+        check_gradient(gradient)
+        norm = gradient.double().norm(dim=1)
+        total = self.budget.variance(norm, gradient.shape[1])
+        return _pruned(gradient, _within(gradient, total))
+
+
+def _pruned(
+    gradient: Float[Tensor, "n d_theta"], kept: Bool[Tensor, "n d_theta"]
+) -> Shared:
     message = torch.where(kept, gradient, 0.0)
-    return Shared(
-        message,
-        gradient,
-        torch.zeros(len(gradient), dtype=torch.float64).to(gradient.device),
-        Knowledge(kept=kept),
-        bias=message - gradient,
-    )
+    return Shared.fixed(message, gradient, Knowledge(kept=kept))
 
 
 def _largest(magnitude: Tensor, share: float) -> Bool[Tensor, "n d"]:
@@ -150,3 +163,16 @@ def _largest(magnitude: Tensor, share: float) -> Bool[Tensor, "n d"]:
     order = magnitude.argsort(dim=1, stable=True)
     kept = torch.ones(n, size, dtype=torch.bool, device=magnitude.device)
     return kept.scatter(1, order[:, :count], False)
+
+
+def _within(
+    gradient: Float[Tensor, "n d_theta"], total: Float[Tensor, " n"]
+) -> Bool[Tensor, "n d_theta"]:
+    """Which entries stay, where those that go may have ‖δ‖² of this at most."""
+    energy = gradient.double().square()
+    ordered, order = energy.sort(dim=1, stable=True)
+    # Rounding of the sum must not keep the last entry of a budget of ‖g‖.
+    allowed = total[:, None] * (1 + 1e-12)
+    return torch.ones_like(order, dtype=torch.bool).scatter(
+        1, order, ordered.cumsum(1) > allowed
+    )

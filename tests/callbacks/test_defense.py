@@ -25,6 +25,7 @@ from leakwatch.callbacks._defense.step import Tally
 from leakwatch.defenses import (
     DPSGD,
     Budget,
+    Defense,
     EigenNoise,
     GaussianNoise,
     GradientPruning,
@@ -149,7 +150,7 @@ def test_noise_that_is_rounded_away_is_noticed(tmp_path: Path) -> None:
         fit(tmp_path, watched, module=Known(), data=batches(inputs(2), 2))
 
 
-class Half:
+class Half(Defense):
     """States twice the noise that it adds."""
 
     name, needs = "half", "gradient"

@@ -20,6 +20,7 @@ from leakwatch.callbacks._defense.samples import combination, relative_to
 from leakwatch.defenses import (
     Allocation,
     Budget,
+    Defense,
     EigenNoise,
     GaussianNoise,
     InputSpace,
@@ -167,7 +168,7 @@ def test_unequal_parts_leave_the_budget_that_of_the_message() -> None:
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Defense):
     """A user's defense that can be given another budget."""
 
     budget: Budget
@@ -181,7 +182,7 @@ class Own:
         raise NotImplementedError
 
 
-class Foreign:
+class Foreign(Defense):
     """And one that can't."""
 
     name, needs, budget = "foreign", "jacobian", Budget(0.5)

@@ -41,7 +41,7 @@ def test_a_relative_budget_of_a_vanishing_gradient_has_no_other_unit() -> None:
 def test_bad_budgets_say_what_was_given() -> None:
     with pytest.raises(ValueError, match=r"at least 0 and finite, got -1"):
         Budget(-1, "norm")
-    with pytest.raises(ValueError, match="norm, relative, std, got 'variance'"):
+    with pytest.raises(ValueError, match="'norm', 'relative', 'std', got 'variance'"):
         Budget(1.0, "variance")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be a number.*got 'big'"):
         Budget("big")  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ def test_noise_along_singular_directions_knows_only_its_own(
 
 def test_unknown_coefficients() -> None:
     covariance = Isotropic(torch.ones(1).double(), 3)
-    with pytest.raises(ValueError, match="gaussian, sign, got 'uniform'"):
+    with pytest.raises(ValueError, match="'gaussian', 'sign', got 'uniform'"):
         covariance.draw(torch.Generator(), "uniform")  # type: ignore[arg-type]
 
 

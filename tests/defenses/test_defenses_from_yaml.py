@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
+from torch import Generator, Tensor
 
+from leakwatch.callbacks import GradientDefense
 from leakwatch.defenses import (
     DPSGD,
     Budget,
@@ -14,10 +18,17 @@ from leakwatch.defenses import (
     GaussianNoise,
     GradientPruning,
     MixUp,
+    Needs,
     RowNorms,
+    Samples,
+    Shared,
     ShippedDefense,
     Smallest,
+    register_defense,
+    registered_defenses,
+    registry,
 )
+from leakwatch.studies.trade_offs.grid import named_defenses
 
 BUDGET = "budget: {value: 0.1, unit: relative}"
 
@@ -58,6 +69,45 @@ def test_defenses_are_made_from_yaml(settings: str, expected: Defense) -> None:
     assert type(found) is type(expected)
     if not isinstance(expected, MixUp):
         assert found == expected
+
+
+@dataclass(frozen=True)
+class Rounding(Defense):
+    """Somebody's own: rounds every entry to a multiple of one step."""
+
+    budget: Budget
+    box: float = 0.0
+    name: ClassVar[str] = "rounding"
+    needs: ClassVar[Needs] = "gradient"
+
+    def protect(
+        self, gradient: Tensor, *, generator: Generator, samples: Samples | None = None
+    ) -> Shared:
+        size = gradient.shape[1]
+        total = self.budget.variance(gradient.norm(dim=1), size)
+        step = (12 * total / size).sqrt()[:, None].to(gradient)
+        return Shared.fixed((gradient / step).round() * step, gradient)
+
+
+def test_a_defense_of_ones_own_goes_by_its_class_path() -> None:
+    text = f"class_path: {__name__}.Rounding, init_args: {{{BUDGET}}}"
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(GradientDefense, "callback")
+    parsed = parser.parse_object(yaml.safe_load(f"callback: {{defense: {{{text}}}}}"))
+    make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    assert make(parsed).callback.defense == Rounding(Budget(0.1))
+
+
+def test_a_registered_defense_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_DEFENSES", {})
+    register_defense("rounding", Rounding)
+    assert registered_defenses() == ("rounding",)
+    make = named_defenses(["rounding"], directions=3, box=0.5)["rounding"]
+    assert make(Budget(0.2)) == Rounding(Budget(0.2), box=0.5)
+    with pytest.raises(ValueError, match="'rounding' is already registered"):
+        register_defense("rounding", GaussianNoise)
+    with pytest.raises(ValueError, match="did you mean 'rounding'"):
+        named_defenses(["roundin"], directions=3, box=0.5)
 
 
 def test_every_public_name_is_there() -> None:

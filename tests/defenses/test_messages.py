@@ -159,7 +159,7 @@ def test_pruning_by_layer_takes_its_share_of_each(samples: Samples) -> None:
 def test_pruning_says_what_is_wrong() -> None:
     with pytest.raises(ValueError, match=r"lie in \[0, 1\], got 1\.5"):
         GradientPruning(1.5)
-    with pytest.raises(ValueError, match="'global' or 'layer', got 'row'"):
+    with pytest.raises(ValueError, match="'global', 'layer', got 'row'"):
         GradientPruning(0.5, "row")  # type: ignore[arg-type]
     layers = GradientPruning(0.5, "layer")
     with pytest.raises(ValueError, match="pass sizes=GradientMap"):

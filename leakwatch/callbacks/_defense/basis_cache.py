@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakwatch.callbacks._defense.step import BasisCost
 from leakwatch.checks import check_integer, check_number
-from leakwatch.defenses import Basis, Defense, EigenNoise
+from leakwatch.defenses import Basis, Defense
 from leakwatch.defenses.eigen.basis import Directions
 from leakwatch.derivatives.jacobian import GradientJacobian
 
@@ -203,10 +203,7 @@ def memory_for(
         ValueError: for values out of range, or bases to keep of a defense without.
     """
     memory = BasisMemory(refresh_every, basis_memory)
-    uses = defense.needs == "jacobian"
-    if isinstance(defense, EigenNoise):
-        uses = defense.needs_basis
-    if uses:
+    if defense.needs_basis:
         return memory
     if refresh_every > 1:
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, final
 
 import torch
@@ -261,10 +260,9 @@ def combination(
         parts = share / averaging(len(samples), reduction)
         most = float(parts.max())
         rows = each * (parts / most).to(each)[:, None]
-        budget = _own_budget(defense)
+        budget = defense.budget if defense.needs == "jacobian" else None
         if budget is not None and budget.unit != "relative":
-            scaled = Budget(budget.value / most, budget.unit)
-            defense = replace(defense, budget=scaled)  # type: ignore[type-var]
+            defense = defense.with_budget(Budget(budget.value / most, budget.unit))
         made = defense.protect_batch(
             rows, generator=generator, samples=samples, reduction=reduction
         )
@@ -292,12 +290,10 @@ def relative_to(defense: Defense, norm: float) -> Defense:
         >>> relative_to(EigenNoise(Budget(0.5)), 3.0).budget
         Budget(value=1.5, unit='norm')
     """
-    budget = _own_budget(defense)
+    budget = defense.budget if defense.needs == "jacobian" else None
     if budget is None or budget.unit != "relative":
         return defense
-    absolute = Budget(budget.value * norm, "norm")
-    changed: Defense = replace(defense, budget=absolute)  # type: ignore[type-var]
-    return changed
+    return defense.with_budget(Budget(budget.value * norm, "norm"))
 
 
 def clip_factor(
@@ -326,12 +322,3 @@ def clip_factor(
             "that of the samples; clip by norm (gradient_clip_algorithm='norm')."
         )
     return factor
-
-
-def _own_budget(defense: Defense) -> Budget | None:
-    """That of a defense shaped by J which can be given another."""
-    if defense.needs != "jacobian" or not is_dataclass(defense):
-        return None
-    if not any(field.init and field.name == "budget" for field in fields(defense)):
-        return None
-    return defense.budget

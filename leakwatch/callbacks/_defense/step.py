@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from leakwatch.defenses import Defense, GradientPruning
+from leakwatch.defenses import Defense
 
 __all__ = [
     "BasisCost",
@@ -336,13 +336,7 @@ def noised(
         parameters: all with a gradient.
         generator: random stream.
     """
-    if (
-        isinstance(defense, GradientPruning)
-        and defense.scope == "layer"
-        and defense.sizes is None
-    ):
-        sizes = {str(i): p.numel() for i, p in enumerate(parameters)}
-        defense = replace(defense, sizes=sizes)
+    defense = defense.with_layers({str(i): p.numel() for i, p in enumerate(parameters)})
     clean = flat(parameters)
     shared = defense.protect(clean[None], generator=generator)
     return Draw(

@@ -1,9 +1,10 @@
-"""How a budget of noise is spread over the directions of J."""
+"""How a budget of noise is spread over the directions of J, and what of it counts."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,26 +12,41 @@ from torch import Tensor
 
 from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses.covariance import Covariance
-from leakwatch.defenses.eigen.in_range import InRange
+from leakwatch.defenses.eigen.basis import Basis
+from leakwatch.defenses.eigen.input_space import InRange
 from leakwatch.defenses.samples import Samples
 
 __all__ = [
     "Allocation",
+    "AlongDirections",
     "InputSpace",
     "Proportional",
     "Single",
     "Smallest",
     "Waterfill",
+    "energy_in_range",
+    "energy_share",
 ]
 
 
-class Allocation(Protocol):
-    """Where noise goes."""
+class Allocation(ABC):
+    """Where noise goes.
 
-    @property
-    def name(self) -> str:
-        """Recorded with results."""
+    Attributes:
+        name: recorded with results.
+        needs_basis: whether it takes the singular directions of the samples.
+    """
 
+    needs_basis: ClassVar[bool] = True
+
+    # Not at run time: a dataclass takes a property of its base for a field's default.
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str:
+            """Recorded with results."""
+
+    @abstractmethod
     def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> Covariance:
         """The covariance of the noise on each sample's gradient.
 
@@ -40,9 +56,40 @@ class Allocation(Protocol):
         """
 
 
+class AlongDirections(Allocation):
+    """Independent noise along each of the v_i.
+
+    Attributes:
+        exact: whether images are moved, see :class:`InRange`.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
+        """Of the D_i that :meth:`spread` gives."""
+        basis = samples.basis
+        variance = self.spread(basis.visible, basis.resolved, total)
+        return InRange(samples, variance, self.exact)
+
+    @abstractmethod
+    def spread(
+        self,
+        eigenvalues: Float[Tensor, "n d_x"],
+        resolved: Bool[Tensor, "n d_x"],
+        total: Float[Tensor, " n"],
+    ) -> Float[Tensor, "n d_x"]:
+        """D_i, the variance along each v_i.
+
+        Args:
+            eigenvalues: λ_i, descending, 0 where they are not resolved.
+            resolved: which of them are.
+            total: E‖δ‖² that may be spent.
+        """
+
+
 @final
 @dataclass(frozen=True)
-class Smallest:
+class Smallest(AlongDirections):
     """Equal noise along the k resolved directions of smallest σ.
 
     The same ‖δ‖ moves a recovery by ‖δ‖/σ, most where σ is smallest (I²F, Section 5.1).
@@ -58,25 +105,19 @@ class Smallest:
     def __post_init__(self) -> None:
         check_integer("k", self.k)
 
-    def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
-        """D_i = E‖δ‖²/k."""
-        return InRange(samples, self.spread(samples.basis.resolved, total))
-
     def spread(
-        self, resolved: Bool[Tensor, "n d_x"], total: Float[Tensor, " n"]
+        self,
+        eigenvalues: Float[Tensor, "n d_x"],
+        resolved: Bool[Tensor, "n d_x"],
+        total: Float[Tensor, " n"],
     ) -> Float[Tensor, "n d_x"]:
-        """D_i.
-
-        Args:
-            resolved: in descending order of σ.
-            total: E‖δ‖².
-        """
+        """D_i = E‖δ‖²/k."""
         return _evenly(resolved & (_from_smallest(resolved) <= self.k), total)
 
 
 @final
 @dataclass(frozen=True)
-class Single:
+class Single(AlongDirections):
     """All noise along one direction: Figure 5 of I²F, where MSE ∝ 1/λ.
 
     Args:
@@ -86,14 +127,13 @@ class Single:
     direction: int = -1
     name: ClassVar[str] = "single"
 
-    def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
-        """D_i = E‖δ‖² for that direction."""
-        return InRange(samples, self.spread(samples.basis.resolved, total))
-
     def spread(
-        self, resolved: Bool[Tensor, "n d_x"], total: Float[Tensor, " n"]
+        self,
+        eigenvalues: Float[Tensor, "n d_x"],
+        resolved: Bool[Tensor, "n d_x"],
+        total: Float[Tensor, " n"],
     ) -> Float[Tensor, "n d_x"]:
-        """D_i; see :meth:`Smallest.spread`.
+        """D_i = E‖δ‖² for that direction.
 
         Raises:
             ValueError: if a sample has fewer resolved directions.
@@ -114,7 +154,7 @@ class Single:
 
 @final
 @dataclass(frozen=True)
-class Proportional:
+class Proportional(AlongDirections):
     """Noise along all resolved directions with a variance proportional to a power of λ.
 
     Args:
@@ -130,24 +170,13 @@ class Proportional:
     def __post_init__(self) -> None:
         check_number("exponent", self.exponent, "[0, inf)", example=1.0)
 
-    def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
-        """D_i ∝ λ_i^exponent."""
-        basis = samples.basis
-        return InRange(samples, self.spread(basis.visible, basis.resolved, total))
-
     def spread(
         self,
         eigenvalues: Float[Tensor, "n d_x"],
         resolved: Bool[Tensor, "n d_x"],
         total: Float[Tensor, " n"],
     ) -> Float[Tensor, "n d_x"]:
-        """D_i.
-
-        Args:
-            eigenvalues: λ_i.
-            resolved: which of them.
-            total: E‖δ‖².
-        """
+        """D_i ∝ λ_i^exponent."""
         largest = eigenvalues.amax(1, keepdim=True)
         relative = eigenvalues / torch.where(largest > 0, largest, 1.0)
         weight = torch.where(resolved, relative**self.exponent, 0.0)
@@ -157,7 +186,7 @@ class Proportional:
 
 @final
 @dataclass(frozen=True)
-class Waterfill:
+class Waterfill(AlongDirections):
     """Hides as many directions as the budget buys, the cheapest first.
 
     Noise of variance D_i along v_i moves a recovery along u_i by √(D_i/λ_i). Once that
@@ -178,19 +207,13 @@ class Waterfill:
     def __post_init__(self) -> None:
         check_number("box", self.box, example=0.25)
 
-    def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
-        """D_i = min(λ_i R², what is left for it)."""
-        return InRange(samples, self.spread(samples.basis.visible, total))
-
     def spread(
-        self, eigenvalues: Float[Tensor, "n d_x"], total: Float[Tensor, " n"]
+        self,
+        eigenvalues: Float[Tensor, "n d_x"],
+        resolved: Bool[Tensor, "n d_x"],
+        total: Float[Tensor, " n"],
     ) -> Float[Tensor, "n d_x"]:
-        """D_i.
-
-        Args:
-            eigenvalues: λ_i, descending, 0 where they are not resolved.
-            total: E‖δ‖².
-        """
+        """D_i = min(λ_i R², what is left for it)."""
         cost = eigenvalues.flip(1) * self.box**2
         before = torch.cat([torch.zeros_like(cost[:, :1]), cost.cumsum(1)[:, :-1]], 1)
         left = (total[:, None] - before).clamp_min(0)
@@ -199,7 +222,7 @@ class Waterfill:
 
 @final
 @dataclass(frozen=True)
-class InputSpace:
+class InputSpace(AlongDirections):
     """Shares the gradient of x + a instead, a = Σ R ξ_i u_i over what can be hidden.
 
     The twin of :class:`Waterfill` in input space: to first order g(x + a) = g(x) + J a,
@@ -217,14 +240,53 @@ class InputSpace:
 
     box: float = 1.0
     name: ClassVar[str] = "input_space"
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("box", self.box, example=0.25)
 
-    def covariance(self, samples: Samples, total: Float[Tensor, " n"]) -> InRange:
-        """As for :class:`Waterfill`; drawn as an image."""
-        variance = Waterfill(self.box).spread(samples.basis.visible, total)
-        return InRange(samples, variance, exact=True)
+    def spread(
+        self,
+        eigenvalues: Float[Tensor, "n d_x"],
+        resolved: Bool[Tensor, "n d_x"],
+        total: Float[Tensor, " n"],
+    ) -> Float[Tensor, "n d_x"]:
+        """As for :class:`Waterfill`."""
+        return Waterfill(self.box).spread(eigenvalues, resolved, total)
+
+
+def energy_share(covariance: Covariance, basis: Basis) -> Float[Tensor, " n"]:
+    """The part of E‖δ‖² inside the range of J: Σ v_iᵀΣv_i / tr Σ.
+
+    For isotropic noise that is the number of resolved directions over d_θ, about
+    d_x/d_θ; the rest an attacker who knows the network projects away. For noise along
+    the v_i it is 1.
+
+    Args:
+        covariance: of the noise.
+        basis: of J; directions that are not resolved do not count.
+
+    Returns:
+        From 0 to 1, ``(n,)``; NaN for no noise.
+    """
+    return covariance.along(basis).sum(1) / covariance.total
+
+
+def energy_in_range(
+    delta: Float[Tensor, "n d_theta"], basis: Basis
+) -> Float[Tensor, " n"]:
+    """The same for one δ: ‖Pδ‖²/‖δ‖² with P the projection on the range of J.
+
+    Args:
+        delta: a perturbation of each message.
+        basis: of J.
+
+    Returns:
+        From 0 to 1, ``(n,)``; NaN for δ = 0.
+    """
+    inside = basis.pull(delta).square().sum(1)
+    share: Tensor = inside / delta.double().square().sum(1)
+    return share
 
 
 def _from_smallest(resolved: Tensor) -> Tensor:

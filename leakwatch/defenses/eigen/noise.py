@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias, final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.defenses.base import (
-    Knowledge,
+    Defense,
     Needs,
     Reduction,
     Shared,
@@ -21,7 +21,7 @@ from leakwatch.defenses.base import (
     summed,
 )
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.covariance import Coefficients, Covariance, standard
+from leakwatch.defenses.covariance import Coefficients, standard
 from leakwatch.defenses.eigen.allocations import (
     Allocation,
     InputSpace,
@@ -30,17 +30,11 @@ from leakwatch.defenses.eigen.allocations import (
     Smallest,
     Waterfill,
 )
-from leakwatch.defenses.eigen.in_range import InRange
-from leakwatch.defenses.eigen.moving import Moves
+from leakwatch.defenses.eigen.input_space import InRange, Moves
 from leakwatch.defenses.eigen.row_norms import RowNorms
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["EigenNoise"]
-
-Shipped: TypeAlias = (
-    Smallest | Single | Proportional | Waterfill | RowNorms | InputSpace
-)
-"""Allocations that come with the package; named one by one for YAML."""
 
 _ALLOCATIONS: dict[str, Allocation] = {
     chosen.name: chosen
@@ -57,7 +51,7 @@ _ALLOCATIONS: dict[str, Allocation] = {
 
 @final
 @dataclass(frozen=True)
-class EigenNoise:
+class EigenNoise(Defense):
     """Adds noise that is shaped by the Jacobian of each sample.
 
     Along the parameter-space singular vectors v_i = J u_i/σ_i a noise of size ‖δ‖ moves
@@ -109,7 +103,7 @@ class EigenNoise:
     """
 
     budget: Budget
-    allocation: str | Shipped | Allocation = "waterfill"
+    allocation: str | Allocation = "waterfill"
     coefficients: Coefficients = "gaussian"
     needs: ClassVar[Needs] = "jacobian"
 
@@ -133,7 +127,7 @@ class EigenNoise:
         generator: torch.Generator,
         samples: Samples | None = None,
     ) -> Shared:
-        """Noise on each sample's gradient. See :class:`Defense`."""
+        """Noise on each sample's gradient. See :meth:`Defense.protect`."""
         samples = needed(samples, gradient, self.name)
         norm = gradient.double().norm(dim=1)
         total = self.budget.variance(norm, gradient.shape[1])
@@ -162,11 +156,8 @@ class EigenNoise:
 
     @property
     def needs_basis(self) -> bool:
-        """Whether noise is laid along singular directions: not for ``"diagonal"``.
-
-        Taken for granted of an allocation of your own.
-        """
-        return not isinstance(self._chosen, RowNorms)
+        """Whether noise is laid along singular directions: not for ``"diagonal"``."""
+        return self._chosen.needs_basis
 
     @property
     def _chosen(self) -> Allocation:
@@ -188,7 +179,7 @@ class EigenNoise:
             xi = covariance.standard(generator, self.coefficients)
             return self._moved(gradient, total, xi, samples, reduction)
         delta = covariance.draw(generator, self.coefficients)
-        made = _shared(gradient, delta, covariance.total, covariance)
+        made = Shared.noisy(gradient, delta, covariance)
         return made if reduction is None else summed(made, reduction)
 
     def _moved(
@@ -211,7 +202,8 @@ class EigenNoise:
             t = moves.together(t, part, asked)
         delta = part[:, None] * moves.delta(t)
         linear = InRange(samples, moves.spread(t).variance * part.square()[:, None])
-        made = _shared(gradient, delta, delta.square().sum(1), linear)
+        made = Shared.noisy(gradient, delta, linear)
+        made = replace(made, variance=delta.square().sum(1))
         if reduction is None:
             return made
         message = combined(delta, reduction).square().sum(1)
@@ -224,13 +216,6 @@ class EigenNoise:
             return made
 
         return spread
-
-
-def _shared(
-    gradient: Tensor, delta: Tensor, variance: Tensor, covariance: Covariance
-) -> Shared:
-    noisy = (gradient.double() + delta.to(gradient.device)).to(gradient.dtype)
-    return Shared(noisy, gradient, variance, Knowledge(covariance))
 
 
 def _ratio(gradient: Tensor, own: Tensor) -> Tensor:

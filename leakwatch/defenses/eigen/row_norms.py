@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.checks import check_integer, check_number
+from leakwatch.defenses.eigen.allocations import Allocation
 from leakwatch.defenses.isotropic import Diagonal
 from leakwatch.defenses.samples import Samples
 from leakwatch.derivatives.jacobian import GradientJacobian
@@ -22,7 +23,7 @@ _BLOCK = 2**24
 
 @final
 @dataclass(frozen=True)
-class RowNorms:
+class RowNorms(Allocation):
     r"""Independent noise on each entry with a variance proportional to ‖J_j‖.
 
     J_j is the row of J of that entry: how far it moves with the image. For independent
@@ -49,6 +50,7 @@ class RowNorms:
     probes: int | None = 32
     floor: float = 1e-3
     name: ClassVar[str] = "diagonal"
+    needs_basis: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.probes is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +10,12 @@ from typing import Final, TypeAlias, final, get_args
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from leakwatch.checks import check_integer, check_number
-from leakwatch.defenses import (
-    Allocation,
-    Budget,
-    Defense,
-    EigenNoise,
-    GaussianNoise,
-    InputSpace,
-    MixUp,
-    PruningToBudget,
-    Smallest,
-    Waterfill,
-)
+from leakwatch.checks import check_choice, check_integer, check_number
+from leakwatch.defenses import Budget, Defense, MixUp
 from leakwatch.defenses.budget import Unit
+from leakwatch.defenses.registry import budgeted_defense
 
 __all__ = [
-    "DEFENSES",
     "MIXUP",
     "MakeDefense",
     "Setting",
@@ -39,18 +27,6 @@ __all__ = [
 
 MakeDefense: TypeAlias = Callable[[Budget], Defense]
 """A defense of a budget that is yet to be said."""
-
-#: Names of the defenses that a budget is all that is missing of.
-DEFENSES: Final = (
-    "gaussian",
-    "pruning",
-    "eigen-diagonal",
-    "eigen-proportional",
-    "eigen-single",
-    "eigen-smallest",
-    "eigen-waterfill",
-    "eigen-input_space",
-)
 
 #: What is trained and attacked without any defense is called.
 NONE: Final = "none"
@@ -109,8 +85,8 @@ def named_defenses(
     """What makes each defense, by name.
 
     Args:
-        defenses: names of :data:`DEFENSES`, or functions of a budget by the names that
-            results call them by.
+        defenses: registered names, or functions of a budget by the names that results
+            call them by.
         directions: how many ``eigen-smallest`` takes.
         box: R of ``eigen-waterfill`` and ``eigen-input_space``, network-input units.
 
@@ -147,7 +123,10 @@ def named_defenses(
     check_number("box", box, example=0.25)
     if len(set(defenses)) < len(defenses):
         raise ValueError(f"defenses must have different names, got {list(defenses)}.")
-    return {name: _named(name, directions, box) for name in defenses}
+    return {
+        name: budgeted_defense(name, directions=directions, box=box)
+        for name in defenses
+    }
 
 
 def named_mixtures(
@@ -243,43 +222,19 @@ def named_budgets(
         >>> named_budgets([0.1, 1])
         (Budget(value=0.1, unit='relative'), Budget(value=1, unit='relative'))
     """
-    if unit not in get_args(Unit):
-        raise ValueError(
-            f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}."
-        )
+    check_choice("unit", unit, get_args(Unit))
     if isinstance(budgets, float | int | Budget | str) or len(budgets) == 0:
         raise ValueError(
             f"budgets must be a list with at least one, such as [0.1, 1.0], got "
             f"{budgets!r}."
         )
-    found = tuple(b if isinstance(b, Budget) else Budget(b, unit) for b in budgets)
-    units = list(dict.fromkeys(b.unit for b in found))
+    grid = tuple(b if isinstance(b, Budget) else Budget(b, unit) for b in budgets)
+    units = list(dict.fromkeys(b.unit for b in grid))
     if len(units) > 1:
         raise ValueError(
             f"budgets are in several units ({', '.join(units)}), which can't be "
             f"compared; state all in one, see Budget.to."
         )
-    if len({b.value for b in found}) < len(found):
-        raise ValueError(f"budgets must be different, got {[b.value for b in found]}.")
-    return found
-
-
-def _named(name: str, directions: int, box: float) -> MakeDefense:
-    if name not in DEFENSES:
-        close = difflib.get_close_matches(str(name), DEFENSES, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(
-            f"unknown defense {name!r}; {meant}choose from {', '.join(DEFENSES)}, or "
-            f"give functions of a Budget by name."
-        )
-    if name == "gaussian":
-        return GaussianNoise
-    if name == "pruning":
-        return PruningToBudget
-    kind = name.removeprefix("eigen-")
-    shaped: dict[str, Allocation] = {
-        "smallest": Smallest(directions),
-        "waterfill": Waterfill(box),
-        "input_space": InputSpace(box),
-    }
-    return lambda budget: EigenNoise(budget, shaped.get(kind, kind))
+    if len({b.value for b in grid}) < len(grid):
+        raise ValueError(f"budgets must be different, got {[b.value for b in grid]}.")
+    return grid

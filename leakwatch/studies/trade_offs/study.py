@@ -101,8 +101,8 @@ def trade_off(
         train: ``train(network, defense, seed)`` trains a copy of the network in place;
             ``defense`` is ``None`` for none. It may return what was really applied.
         accuracy: ``accuracy(network)`` on data that was not trained on.
-        defenses: of :data:`leakwatch.studies.trade_offs.grid.DEFENSES`, or functions of
-            a :class:`leakwatch.defenses.Budget` by name.
+        defenses: names that :func:`leakwatch.defenses.registered_defenses` lists, or
+            functions of a :class:`leakwatch.defenses.Budget` by name.
         budgets: numbers in ``unit``, or budgets of one unit.
         unit: ``"relative"`` to ‖g‖, ``"norm"``, or ``"std"`` of each entry.
         mixup: coefficients α of :class:`leakwatch.defenses.MixUp`, each compared beside

@@ -24,11 +24,11 @@ TOTAL = torch.tensor([6.0, 12.0]).double()
 
 
 def test_smallest_takes_resolved_directions_only() -> None:
-    found = Smallest(2).spread(RESOLVED, TOTAL)
+    found = Smallest(2).spread(LAMBDAS, RESOLVED, TOTAL)
     assert found.tolist() == [[0, 0, 3, 3, 0], [0, 0, 0, 6, 6]]
-    every = Smallest(10).spread(RESOLVED, TOTAL)
+    every = Smallest(10).spread(LAMBDAS, RESOLVED, TOTAL)
     assert every[0].tolist() == [1.5, 1.5, 1.5, 1.5, 0]
-    nothing = Smallest(2).spread(torch.zeros_like(RESOLVED), TOTAL)
+    nothing = Smallest(2).spread(LAMBDAS, torch.zeros_like(RESOLVED), TOTAL)
     assert float(nothing.sum()) == 0.0
 
 
@@ -38,7 +38,7 @@ def test_smallest_takes_resolved_directions_only() -> None:
 def test_single_counts_from_either_end(
     direction: int, columns: tuple[int, int]
 ) -> None:
-    found = Single(direction).spread(RESOLVED, TOTAL)
+    found = Single(direction).spread(LAMBDAS, RESOLVED, TOTAL)
     assert found.argmax(1).tolist() == list(columns)
     assert found.sum(1).tolist() == TOTAL.tolist()
     assert (found > 0).sum(1).tolist() == [1, 1]
@@ -47,7 +47,7 @@ def test_single_counts_from_either_end(
 @pytest.mark.parametrize("direction", [4, -5])
 def test_single_refuses_a_direction_that_is_not_resolved(direction: int) -> None:
     with pytest.raises(ValueError, match=r"sample 0 is not resolved.* 4 of its 5"):
-        Single(direction).spread(RESOLVED, TOTAL)
+        Single(direction).spread(LAMBDAS, RESOLVED, TOTAL)
 
 
 def test_proportional_makes_recovery_errors_equal() -> None:
@@ -75,12 +75,14 @@ def test_the_root_of_the_eigenvalue_leaves_least_information() -> None:
 
 def test_waterfill_by_hand() -> None:
     # Costs at R = 2: 36, 16, 4, 1, none; then 32, 24, 20, 8, 4.
-    found = Waterfill(2.0).spread(LAMBDAS, TOTAL)
+    found = Waterfill(2.0).spread(LAMBDAS, RESOLVED, TOTAL)
     assert found.tolist() == [[0, 1, 4, 1, 0], [0, 0, 0, 8, 4]]
 
 
 def test_waterfill_does_not_spend_what_hides_nothing_more() -> None:
-    found = Waterfill(1.0).spread(LAMBDAS, torch.tensor([100.0, 22.0]).double())
+    found = Waterfill(1.0).spread(
+        LAMBDAS, RESOLVED, torch.tensor([100.0, 22.0]).double()
+    )
     assert found[0].tolist() == LAMBDAS[0].tolist()
     assert found[1].tolist() == LAMBDAS[1].tolist()
     assert float(found[1].sum()) == 22.0
@@ -89,7 +91,9 @@ def test_waterfill_does_not_spend_what_hides_nothing_more() -> None:
 @pytest.mark.parametrize("budget", [0.2, 1.3, 5.3, 9.0, 14.9, 21.0])
 def test_waterfill_hides_as_many_directions_as_can_be_hidden(budget: float) -> None:
     lam = LAMBDAS[1]
-    found = Waterfill(1.0).spread(lam[None], torch.tensor([budget]).double())[0]
+    found = Waterfill(1.0).spread(
+        lam[None], lam[None] > 0, torch.tensor([budget]).double()
+    )[0]
     hidden = int((found >= lam * (1 - 1e-12)).sum())
     affordable = [
         len(chosen)

@@ -24,12 +24,13 @@ from leakwatch.defenses import (
     Single,
     Smallest,
     predicted_errors,
+    registered_defenses,
 )
 from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK, Status
 from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff, trade_off
 from leakwatch.studies.trade_offs.attackers import informed, reimagined, share
-from leakwatch.studies.trade_offs.grid import DEFENSES, named_budgets, named_defenses
+from leakwatch.studies.trade_offs.grid import named_budgets, named_defenses
 from leakwatch.studies.trade_offs.prediction import CEILING
 from leakwatch.studies.trade_offs.rows import TradeOffRow
 from studies.problems import FAST, attack_of, network, samples
@@ -434,7 +435,7 @@ def test_nothing_global_is_touched() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("name", registered_defenses())
 def test_every_named_defense_has_its_budget(name: str) -> None:
     make = named_defenses([name], directions=2, box=0.5)[name]
     defense = make(Budget(0.2))
@@ -490,7 +491,7 @@ def test_mistakes_are_said_before_anything_is_trained() -> None:
         ),
         ("must be different", {"budgets": [0.1, 0.1]}),
         ("unit must be one of", {"unit": "percent"}),
-        ("at least 0, got -1", {"budgets": [-1.0]}),
+        ("at least 0 and finite, got -1", {"budgets": [-1.0]}),
         ("seeds must be", {"seeds": 0}),
         ("unknown attack 'dlgg'", {"attack": "dlgg"}),
         ("attackers must be some of", {"attackers": ["nobody"]}),

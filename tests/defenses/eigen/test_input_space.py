@@ -19,7 +19,7 @@ from leakwatch.defenses import (
     Waterfill,
 )
 from leakwatch.defenses.covariance import standard
-from leakwatch.defenses.eigen.moving import MOST_TRIES, TOLERANCE, _Search
+from leakwatch.defenses.eigen.input_space import MOST_TRIES, TOLERANCE, _Search
 from leakwatch.derivatives import GradientMap
 
 SIZE, BOX = 16, 0.5
