@@ -26,7 +26,7 @@ from leakwatch.defenses.base import (
     perturbation,
 )
 from leakwatch.defenses.budget import Budget, expected_norm
-from leakwatch.defenses.covariance import Coefficients, Covariance
+from leakwatch.defenses.covariance import Coefficients, Covariance, Diagonal, Isotropic
 from leakwatch.defenses.dpsgd import DPSGD
 from leakwatch.defenses.eigen.allocations import (
     Allocation,
@@ -43,7 +43,6 @@ from leakwatch.defenses.eigen.input_space import InRange
 from leakwatch.defenses.eigen.noise import EigenNoise
 from leakwatch.defenses.eigen.row_norms import RowNorms, row_norms
 from leakwatch.defenses.gaussian import GaussianNoise
-from leakwatch.defenses.isotropic import Diagonal, Isotropic
 from leakwatch.defenses.linear_maps import (
     Chain,
     Deflation,

@@ -20,7 +20,7 @@ from leakwatch.defenses.base import (
     combined,
 )
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.isotropic import Isotropic
+from leakwatch.defenses.covariance import Isotropic
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["DPSGD"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakwatch.defenses.base import Defense, Needs, Shared, check_gradient
 from leakwatch.defenses.budget import Budget
-from leakwatch.defenses.isotropic import Isotropic
+from leakwatch.defenses.covariance import Isotropic
 from leakwatch.defenses.samples import Samples
 
 __all__ = ["GaussianNoise"]

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.checks import check_integer, check_number
+from leakwatch.defenses.covariance import Diagonal
 from leakwatch.defenses.eigen.allocations import Allocation
-from leakwatch.defenses.isotropic import Diagonal
 from leakwatch.defenses.samples import Samples
 from leakwatch.derivatives.jacobian import GradientJacobian
 
