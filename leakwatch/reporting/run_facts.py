@@ -1,55 +1,88 @@
-"""What ``run.json`` says about a run as a whole: model, assumed noise, caveats."""
+"""What ``run.json`` says about a run as a whole: names, assumed noise, caveats."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self, final
 
-from leakwatch.reporting.message import GRADIENT, Message
+from leakwatch.reporting.message import GRADIENT, Message, message_from_metadata
+from leakwatch.reporting.quantities import (
+    Quantity,
+    class_label,
+    class_names_from_metadata,
+    quantities_from_metadata,
+)
+
+__all__ = ["NEARLY_UNDEFENDED", "RunFacts", "noise_words"]
 
 NEARLY_UNDEFENDED: Final = 1e-3
 """Gradient units; rule of thumb: smaller noise hides next to nothing."""
 
 
-def noise_from_metadata(metadata: Mapping[str, Any]) -> float | None:
-    """Return the noise that predictions assume, per gradient entry, or None.
+@final
+@dataclass(frozen=True)
+class RunFacts:
+    """What a report needs to know of a run beside its values.
 
-    Example:
-        >>> noise_from_metadata({"config": {"noise_std": 0.01}})
-        0.01
-        >>> noise_from_metadata({"config": {"noise_std": None}}) is None
-        True
+    Entries that ``run.json`` lacks, or that are not what they should be, are empty.
+
+    Attributes:
+        model: What the network is called.
+        message: What clients share.
+        quantities: What the recorded quantities mean.
+        class_names: By label.
+        noise_std: That predictions assume, of each entry of the gradient.
+        floor: PSNR (dB) of guessing the mean image. Its mean squared error is the
+            pixel variance of the data, R², so it is 20 log₁₀(data range / R).
+        notes: Caveats that were found while the model was measured.
+        assumed: What predictions take for granted that the run does not do.
     """
-    config = metadata.get("config")
-    value = config.get("noise_std") if isinstance(config, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0.0 else None
 
+    model: str
+    message: Message
+    quantities: Mapping[str, Quantity]
+    class_names: tuple[str, ...] | None
+    noise_std: float | None
+    floor: float | None
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
 
-def floor_from_metadata(metadata: Mapping[str, Any]) -> float | None:
-    """Return the PSNR (dB) of guessing the mean image, or None where not known.
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> Self:
+        """Read the content of ``run.json``.
 
-    Its mean squared error is the pixel variance of the data, R², so it is
-    20 log₁₀(data range / R).
+        Example:
+            >>> facts = RunFacts.of({
+            ...     "model": "LitClassifier", "model_name": "LeNet", "notes": ["a", ""],
+            ...     "config": {"noise_std": 0.01, "prior_std": 0.1, "data_range": 1.0},
+            ... })
+            >>> facts.model, facts.notes, facts.noise_std, facts.floor
+            ('LeNet', ('a',), 0.01, 20.0)
+            >>> RunFacts.of({}).floor is None
+            True
+        """
+        config = metadata.get("config")
+        if not isinstance(config, Mapping):
+            config = {}
+        prior, span = (_number(config.get(key)) for key in ("prior_std", "data_range"))
+        names = (metadata.get(key) for key in ("model_name", "model"))
+        texts = [name.strip() for name in names if isinstance(name, str)]
+        return cls(
+            model=next(filter(None, texts), ""),
+            message=message_from_metadata(metadata),
+            quantities=quantities_from_metadata(metadata),
+            class_names=class_names_from_metadata(metadata),
+            noise_std=_number(config.get("noise_std")),
+            floor=20 * math.log10(span / prior) if prior and span else None,
+            notes=_texts(metadata.get("notes")),
+            assumed=_texts(metadata.get("assumed")),
+        )
 
-    Example:
-        >>> floor_from_metadata({"config": {"prior_std": 0.1, "data_range": 1.0}})
-        20.0
-    """
-    config = metadata.get("config")
-    if not isinstance(config, Mapping):
-        return None
-    found = [config.get(key) for key in ("prior_std", "data_range")]
-    numbers = [
-        float(v)
-        for v in found
-        if isinstance(v, int | float) and not isinstance(v, bool)
-    ]
-    if len(numbers) < 2 or not all(math.isfinite(v) and v > 0 for v in numbers):
-        return None
-    return 20 * math.log10(numbers[1] / numbers[0])
+    def class_label(self, label: int | None) -> str:
+        """Return the name of a class as a reader meets it in a sentence."""
+        return class_label(label, self.class_names)
 
 
 def noise_words(noise_std: float | None, message: Message = GRADIENT) -> str:
@@ -74,44 +107,15 @@ def noise_words(noise_std: float | None, message: Message = GRADIENT) -> str:
     return words + (close if noise_std <= NEARLY_UNDEFENDED else "")
 
 
-def notes_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the caveats that were found while the model was measured.
-
-    Example:
-        >>> notes_from_metadata({"notes": ["one", ""]}), notes_from_metadata({})
-        (('one',), ())
-    """
-    return _texts(metadata, "notes")
+def _number(value: object) -> float | None:
+    """Return a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0.0 else None
 
 
-def assumed_from_metadata(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what predictions take for granted that the run does not do.
-
-    Example:
-        >>> assumed_from_metadata({"assumed": ["no defense adds this noise"]})
-        ('no defense adds this noise',)
-    """
-    return _texts(metadata, "assumed")
-
-
-def _texts(metadata: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    found = metadata.get(name)
-    if isinstance(found, str):
-        found = [found]
-    if not isinstance(found, list | tuple):
+def _texts(entry: object) -> tuple[str, ...]:
+    texts = [entry] if isinstance(entry, str) else entry
+    if not isinstance(texts, list | tuple):
         return ()
-    return tuple(dict.fromkeys(str(text) for text in found if text))
-
-
-def model_from_metadata(metadata: Mapping[str, Any]) -> str:
-    """Return what the model is called, or an empty text.
-
-    Example:
-        >>> model_from_metadata({"model": "LitClassifier", "model_name": "LeNet"})
-        'LeNet'
-    """
-    for key in ("model_name", "model"):
-        name = metadata.get(key)
-        if isinstance(name, str) and name.strip():
-            return name.strip()
-    return ""
+    return tuple(dict.fromkeys(str(text) for text in texts if text))

@@ -55,33 +55,44 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
         xaxis={"title": {"text": title}, **whole_ticks(places)},
         yaxis={"title": {"text": "PSNR [dB]"}},
     )
-    predicted = next((n for n in HEADLINES if n in ledger.quantities), None)
     lines: list[tuple[list[Column | None], str, str]] = []
-    if predicted is not None:
-        columns = [_of_attacked(ledger, moment, predicted) for moment in moments]
-        lines.append((columns, f"predicted ({predicted})", BLUE))
+    for name in [name for name in HEADLINES if name in ledger.quantities][:1]:
+        predicted = [_of_attacked(ledger, moment, name) for moment in moments]
+        lines.append((predicted, f"predicted ({name})", BLUE))
     for kind, words, colour in _ATTACKS:
-        found = [conclusive_values(ledger, m, kind, "psnr") for m in moments]
-        lines.append((found, words, colour))
+        reached = [conclusive_values(ledger, m, kind, "psnr") for m in moments]
+        lines.append((reached, words, colour))
     constant = [ledger.columns.get((m, _CONSTANT)) for m in moments]
     lines.append((constant, "best image of one colour", GREY))
     for columns, words, colour in lines:
         if all(column is None for column in columns):
             continue
-        known = [_known(column) for column in columns]
+        values = [np.empty(0) if c is None else c.known for c in columns]
+        finite = [v[np.isfinite(v)] for v in values]
         figure.add_scatter(
             x=places,
-            y=drawable([float(np.median(v)) if v.size else np.nan for v in known]),
+            y=drawable([float(np.median(v)) if v.size else np.nan for v in finite]),
             name=words,
             mode="lines+markers",
             line={"color": colour, "dash": "dot" if colour == GREY else "solid"},
             customdata=[
-                f"{v.size} of {0 if c is None else len(c.samples)} samples"
-                for v, c in zip(known, columns, strict=True)
+                f"{known.size} of {every.size} samples"
+                for known, every in zip(finite, values, strict=True)
             ],
             hovertemplate="%{y:.1f} dB<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
     return figure
+
+
+def _of_attacked(ledger: LedgerTable, moment: Moment, name: str) -> Column | None:
+    """Return a column of those samples alone that were attacked then."""
+    columns = ledger.at(moment)
+    if name not in columns:
+        return None
+    verdicts = [f"audit/{kind}/verdict" for kind, *_ in _ATTACKS]
+    attacked = {s for v in verdicts if v in columns for s in columns[v].samples}
+    column = columns[name]
+    return column.where(np.array([s in attacked for s in column.samples], bool))
 
 
 def predicted_achieved(
@@ -103,17 +114,17 @@ def predicted_achieved(
     if name is None:
         return None
     score = ledger.columns[moment, name]
-    usable = np.where(score.usable, score.values, np.nan)
-    predicted = dict(zip(score.samples, usable.tolist(), strict=True))
-    drawn: list[tuple[str, _Points, _Points]] = []
-    for kind, *_ in _ATTACKS:
+    predicted = dict(zip(score.samples, score.known.tolist(), strict=True))
+    drawn: list[tuple[str, str, str, _Points, _Points]] = []
+    for kind, words, colour in _ATTACKS:
         column = ledger.columns.get((moment, f"audit/{kind}/psnr"))
         clear = conclusive_values(ledger, moment, kind, "psnr")
         if column is not None and clear is not None:
             rest = np.where(np.isnan(clear.values), column.values, np.nan)
-            known = _points(clear, clear.values, predicted, class_names)
-            drawn.append((kind, known, _points(clear, rest, predicted, class_names)))
-    seen = [v for _, known, _ in drawn for x, y, _ in known for v in (x, y)]
+            good = _points(clear, clear.values, predicted, class_names)
+            failed = _points(clear, rest, predicted, class_names)
+            drawn.append((kind, words, colour, good, failed))
+    seen = [v for *_, good, _ in drawn for x, y, _ in good for v in (x, y)]
     if not seen:
         return None
     subtitle = "on the diagonal an attack does exactly what was predicted"
@@ -129,11 +140,12 @@ def predicted_achieved(
         xaxis={"title": {"text": f"predicted PSNR [dB] ({name})"}},
         yaxis={"title": {"text": "achieved PSNR [dB]"}},
     )
-    for kind, known, failed in drawn:
-        words, colour = next((w, c) for k, w, c in _ATTACKS if k == kind)
-        _add_points(figure, known, words, colour, _SHAPES[kind])
+    for kind, words, colour, good, failed in drawn:
+        shape, size = _SHAPES[kind]
+        _add_points(figure, good, words, color=colour, symbol=shape, size=size)
         words += f", {len(failed)} inconclusive"
-        _add_points(figure, failed, words, GREY, _SHAPES[kind], hidden=True)
+        shape += "-open"
+        _add_points(figure, failed, words, color=GREY, symbol=shape, size=size)
     ends = [min(seen), max(seen)]
     figure.add_scatter(
         x=ends,
@@ -156,24 +168,16 @@ def _points(
     class_names: Sequence[str] | None,
 ) -> _Points:
     """Predicted, achieved and name of each sample that has both numbers."""
-    found = [
+    points = [
         (predicted.get(sample, np.nan), value, sample_name(sample, label, class_names))
         for sample, label, value in zip(
             column.samples, column.labels, values.tolist(), strict=True
         )
     ]
-    return [(x, y, words) for x, y, words in found if np.isfinite([x, y]).all()]
+    return [(x, y, words) for x, y, words in points if np.isfinite([x, y]).all()]
 
 
-def _add_points(
-    figure: Any,
-    points: _Points,
-    words: str,
-    colour: str,
-    shape: tuple[str, int],
-    *,
-    hidden: bool = False,
-) -> None:
+def _add_points(figure: Any, points: _Points, words: str, **marker: Any) -> None:
     if not points:
         return
     figure.add_scatter(
@@ -181,42 +185,9 @@ def _add_points(
         y=[y for _, y, _ in points],
         name=words,
         mode="markers",
-        visible="legendonly" if hidden else True,
+        visible="legendonly" if marker["symbol"].endswith("-open") else True,
         text=[name for _, _, name in points],
         hovertemplate="%{text}<br>predicted %{x:.1f} dB, achieved %{y:.1f} dB"
         "<extra>%{fullData.name}</extra>",
-        marker={
-            "color": colour,
-            "size": shape[1],
-            "symbol": shape[0] + ("-open" if hidden else ""),
-        },
-    )
-
-
-def _known(column: Column | None) -> npt.NDArray[np.float64]:
-    if column is None:
-        return np.empty(0)
-    values = np.where(column.usable, column.values, np.nan)
-    known: npt.NDArray[np.float64] = values[np.isfinite(values)]
-    return known
-
-
-def _of_attacked(ledger: LedgerTable, moment: Moment, name: str) -> Column | None:
-    """Return a column of those samples alone that were attacked then."""
-    column = ledger.columns.get((moment, name))
-    attacked = {
-        sample
-        for kind, *_ in _ATTACKS
-        for sample in getattr(
-            ledger.columns.get((moment, f"audit/{kind}/verdict")), "samples", ()
-        )
-    }
-    if column is None:
-        return None
-    keep = [i for i, sample in enumerate(column.samples) if sample in attacked]
-    return Column(
-        samples=tuple(column.samples[i] for i in keep),
-        labels=tuple(column.labels[i] for i in keep),
-        values=column.values[keep],
-        statuses=tuple(column.statuses[i] for i in keep),
+        marker=marker,
     )

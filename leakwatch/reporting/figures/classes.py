@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
 from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
@@ -79,8 +78,7 @@ def _class_traces(
     classes: list[ClassSummary],
     quantity: Quantity,
     class_names: Sequence[str] | None,
-) -> tuple[list[Any], dict[str, Any]]:
-    graph = require("plotly.graph_objects", "A figure")
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     sign = quantity.sign or 1
 
     def exposure(row: ClassSummary) -> float:
@@ -90,42 +88,44 @@ def _class_traces(
     place = {row.label: position for position, row in enumerate(ranked)}
     names = {row.label: class_label(row.label, class_names) for row in ranked}
     points = [
-        (float(value), place[label], sample, label)
-        for value, label, sample, ok in zip(
-            column.values, column.labels, column.samples, column.usable, strict=True
+        (value, place[label], sample, label)
+        for value, label, sample in zip(
+            column.known.tolist(), column.labels, column.samples, strict=True
         )
-        if ok and label is not None
+        if label is not None and not math.isnan(value)
     ]
     drawn = np.array([value for value, *_ in points], np.float64)
     traces = [
-        graph.Bar(
-            x=style.drawable([row.mean for row in ranked]),
-            y=list(range(len(ranked))),
-            orientation="h",
-            marker_color=style.translucent(style.BLUE, 0.55),
-            customdata=[
+        {
+            "type": "bar",
+            "x": style.drawable([row.mean for row in ranked]),
+            "y": list(range(len(ranked))),
+            "orientation": "h",
+            "marker": {"color": style.translucent(style.BLUE, 0.55)},
+            "customdata": [
                 f"{style.text(names[row.label])}<br>"
                 + (row.reason or f"{row.used} of {row.count} samples usable")
                 for row in ranked
             ],
-            hovertemplate="%{customdata}<br>mean %{x:.4g}<extra></extra>",
-        ),
-        graph.Scatter(
-            x=style.drawable(drawn),
-            y=[position for _, position, _, _ in points],
-            mode="markers",
-            marker={
+            "hovertemplate": "%{customdata}<br>mean %{x:.4g}<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "x": style.drawable(drawn),
+            "y": [position for _, position, _, _ in points],
+            "mode": "markers",
+            "marker": {
                 "size": 7,
                 "color": style.VERMILION,
                 "opacity": 0.75,
                 "line": {"width": 1, "color": "#FFFFFF"},
             },
-            customdata=[
+            "customdata": [
                 f"sample #{sample}, {style.text(names[label])}"
                 for _, _, sample, label in points
             ],
-            hovertemplate="%{customdata}<br>%{x:.4g}<extra></extra>",
-        ),
+            "hovertemplate": "%{customdata}<br>%{x:.4g}<extra></extra>",
+        },
     ]
     title = style.axis_title(quantity)
     known = [row for row in classes if row.used]

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
 from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.ledger.table import Column, LedgerTable
@@ -42,22 +41,19 @@ def layers_over_epochs(rows: Iterable[Row] | LedgerTable) -> Any | None:
     ]
     if not any(share is not None for line in shares for share in line):
         return None
-    graph = require("plotly.graph_objects", "A figure")
     figure = style.new_figure(
         "Which layer leaks",
         "share of each layer in Σλ of JᵀJ, median over the samples",
         150 + _LINE * len(names),
     )
-    figure.add_trace(
-        graph.Heatmap(
-            x=[moment_words(moment) for moment in ledger.moments],
-            y=[style.text(name.removeprefix(LAYERS)) for name in names],
-            z=shares,
-            zmin=0.0,
-            colorscale="Cividis",
-            colorbar={"tickformat": ".0%", "thickness": 12},
-            hovertemplate="%{y}, %{x}: %{z:.1%}<extra></extra>",
-        )
+    figure.add_heatmap(
+        x=[moment_words(moment) for moment in ledger.moments],
+        y=[style.text(name.removeprefix(LAYERS)) for name in names],
+        z=shares,
+        zmin=0.0,
+        colorscale="Cividis",
+        colorbar={"tickformat": ".0%", "thickness": 12},
+        hovertemplate="%{y}, %{x}: %{z:.1%}<extra></extra>",
     )
     # From the input at the top to the logits at the bottom.
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
@@ -66,6 +62,6 @@ def layers_over_epochs(rows: Iterable[Row] | LedgerTable) -> Any | None:
 
 
 def _median(column: Column | None) -> float | None:
-    if column is None or not column.usable.any():
+    if column is None or np.isnan(column.known).all():
         return None
-    return float(np.median(column.values[column.usable]))
+    return float(np.nanmedian(column.known))

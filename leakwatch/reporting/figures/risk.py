@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
 from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import Column, LedgerTable
@@ -82,16 +81,11 @@ def risk_over_epochs(
 def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any | None:
     """Draw the seconds that each probe took; hovering shows the share of training."""
     table = LedgerTable.of(rows)
-    seconds = {
-        moment: row.value
-        for (moment, name), row in sorted(table.run_level.items())
-        if name == "seconds" and row.usable
-    }
+    seconds = {m: row.value for m, row in table.of_run("seconds").items() if row.usable}
     if not seconds:
         return None
-    graph = require("plotly.graph_objects", "A figure")
     x, x_title = style.moment_axis(list(seconds))
-    shares = [table.run_level.get((moment, "time_fraction")) for moment in seconds]
+    shares = table.of_run("time_fraction")
     figure = style.new_figure(
         "Time spent on probes",
         f"{number(math.fsum(seconds.values()))} s in {count(len(seconds), 'probe')}",
@@ -99,16 +93,14 @@ def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any |
         showlegend=False,
         bargap=0.4,
     )
-    figure.add_trace(
-        graph.Bar(
-            x=x,
-            y=style.drawable(list(seconds.values())),
-            marker_color=style.BLUE,
-            # Plotly lets a lone bar fill the axis.
-            width=0.25 if len(x) == 1 else None,
-            customdata=[_share_words(share) for share in shares],
-            hovertemplate="%{x}: %{y:.3g} s<br>%{customdata}<extra></extra>",
-        )
+    figure.add_bar(
+        x=x,
+        y=style.drawable(list(seconds.values())),
+        marker_color=style.BLUE,
+        # Plotly lets a lone bar fill the axis.
+        width=0.25 if len(x) == 1 else None,
+        customdata=[_share_words(shares.get(moment)) for moment in seconds],
+        hovertemplate="%{x}: %{y:.3g} s<br>%{customdata}<extra></extra>",
     )
     figure.update_xaxes(title_text=x_title, showgrid=False, **style.whole_ticks(x))
     if len(x) == 1:
@@ -132,8 +124,7 @@ def _risk_traces(
     *,
     worst: int,
     floor: float | None,
-) -> tuple[list[Any], dict[str, Any]]:
-    graph = require("plotly.graph_objects", "A figure")
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     moments = table.moments_of(quantity.name)
     columns = [table.columns[moment, quantity.name] for moment in moments]
     summaries = [summarize(column, quantity.sign) for column in columns]
@@ -141,74 +132,52 @@ def _risk_traces(
     median = [summary.median for summary in summaries]
     low = [summary.p05 for summary in summaries]
     high = [summary.p95 for summary in summaries]
-    traces: list[Any] = []
+    traces: list[dict[str, Any]] = []
     if len(moments) > 1:
-        edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
         fill = style.translucent(style.BLUE, 0.2)
-        traces.append(
-            graph.Scatter(x=x, y=style.drawable(low), showlegend=False, **edge)
-        )
-        traces.append(
-            graph.Scatter(
-                x=x,
-                y=style.drawable(high),
-                fill="tonexty",
-                fillcolor=fill,
-                name="5–95 %",
-                legendrank=2,
-                **edge,
-            )
-        )
+        traces += style.band(x, low, high, fillcolor=fill, name="5–95 %", legendrank=2)
     last = columns[-1]
     chosen = worst_samples(last, quantity.sign, worst)
     for colour, sample in zip(style.LINES * worst, chosen, strict=False):
         label = last.labels[last.samples.index(sample)]
-        cells = [column.at(sample) for column in columns]
-        name = style.sample_name(sample, label, class_names)
-        usable = [
-            column.usable[column.samples.index(sample)]
-            if sample in column.samples
-            else False
-            for column in columns
-        ]
+        values = [column.at(sample) for column in columns]
         traces.append(
-            graph.Scatter(
-                x=x,
-                y=style.drawable(
-                    [
-                        v if ok else math.nan
-                        for (v, _), ok in zip(cells, usable, strict=True)
-                    ]
+            {
+                "type": "scatter",
+                "x": x,
+                "y": style.drawable(
+                    [v.value if v.usable else math.nan for v in values]
                 ),
-                mode="lines+markers",
-                line={"width": 1.3, "color": colour},
-                marker={"size": 5 if len(x) > 1 else 8},
-                name=name,
-                legendrank=3,
-                customdata=[style.text(status) for _, status in cells],
-                hovertemplate=(
+                "mode": "lines+markers",
+                "line": {"width": 1.3, "color": colour},
+                "marker": {"size": 5 if len(x) > 1 else 8},
+                "name": style.sample_name(sample, label, class_names),
+                "legendrank": 3,
+                "customdata": [style.text(value.status) for value in values],
+                "hovertemplate": (
                     "%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>"
                 ),
-            )
+            }
         )
     traces.append(
-        graph.Scatter(
-            x=x,
-            y=style.drawable(median),
-            mode="lines+markers",
-            line={"width": 3, "color": style.BLUE},
-            marker={"size": 7},
-            name="median",
-            legendrank=1,
-            error_y=_bars_of_one(median, low, high),
-            customdata=[
+        {
+            "type": "scatter",
+            "x": x,
+            "y": style.drawable(median),
+            "mode": "lines+markers",
+            "line": {"width": 3, "color": style.BLUE},
+            "marker": {"size": 7},
+            "name": "median",
+            "legendrank": 1,
+            "error_y": _bars_of_one(median, low, high),
+            "customdata": [
                 f"{moment_words(moment)}<br>5–95 %: {number(s.p05)} to {number(s.p95)}"
                 f"<br>{s.used} of {s.count} samples usable"
                 + (f" ({describe_counts(s.excluded)})" if s.excluded else "")
                 for moment, s in zip(moments, summaries, strict=True)
             ],
-            hovertemplate="median %{y:.4g}<br>%{customdata}<extra></extra>",
-        )
+            "hovertemplate": "median %{y:.4g}<br>%{customdata}<extra></extra>",
+        }
     )
     drawn = np.concatenate([column.values[column.usable] for column in columns])
     layout = {

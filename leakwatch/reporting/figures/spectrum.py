@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
 from leakwatch.reporting.ledger.table import Moment
 from leakwatch.reporting.words import moment_words
@@ -35,7 +34,6 @@ def spectrum_by_rank(spectra: Spectra, *, height: int = 420) -> Any | None:
     chosen = _first_middle_last(spectra)
     if not chosen:
         return None
-    graph = require("plotly.graph_objects", "A figure")
     figure = style.new_figure(
         "Spectrum of JᵀJ",
         _left_out(chosen),
@@ -54,33 +52,24 @@ def spectrum_by_rank(spectra: Spectra, *, height: int = 420) -> Any | None:
             for pick in (np.nanmin, np.nanmedian, np.nanmax)
         )
         words = moment_words(moment)
-        edge: dict[str, Any] = {
-            "mode": "lines",
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-        }
-        edge |= {"showlegend": False, "legendgroup": words}
         fill = style.translucent(colour, 0.14)
-        figure.add_trace(graph.Scatter(x=ranks, y=low.tolist(), **edge))
-        figure.add_trace(
-            graph.Scatter(
-                x=ranks, y=high.tolist(), fill="tonexty", fillcolor=fill, **edge
+        figure.add_traces(
+            style.band(
+                ranks, low, high, fillcolor=fill, legendgroup=words, showlegend=False
             )
         )
-        figure.add_trace(
-            graph.Scatter(
-                x=ranks,
-                y=middle.tolist(),
-                mode="lines" if len(ranks) > 1 else "markers",
-                line={"color": colour, "width": 2.5, "dash": dash},
-                name=words,
-                legendgroup=words,
-                customdata=np.stack([low, high], axis=1).tolist(),
-                hovertemplate=(
-                    "rank %{x}: median %{y:.3g}<br>%{customdata[0]:.3g} to "
-                    "%{customdata[1]:.3g}<extra>%{fullData.name}</extra>"
-                ),
-            )
+        figure.add_scatter(
+            x=ranks,
+            y=middle.tolist(),
+            mode="lines" if len(ranks) > 1 else "markers",
+            line={"color": colour, "width": 2.5, "dash": dash},
+            name=words,
+            legendgroup=words,
+            customdata=np.stack([low, high], axis=1).tolist(),
+            hovertemplate=(
+                "rank %{x}: median %{y:.3g}<br>%{customdata[0]:.3g} to "
+                "%{customdata[1]:.3g}<extra>%{fullData.name}</extra>"
+            ),
         )
     figure.update_xaxes(title_text="rank of the eigenvalue", tickformat="d")
     figure.update_yaxes(
@@ -101,7 +90,6 @@ def eigenvalue_histogram(spectra: Spectra, *, height: int = 420) -> Any | None:
     chosen = _first_middle_last(spectra)
     if not chosen:
         return None
-    graph = require("plotly.graph_objects", "A figure")
     figure = style.new_figure(
         "Distribution of the eigenvalues",
         "share of all eigenvalues of all samples, per bin",
@@ -115,19 +103,17 @@ def eigenvalue_histogram(spectra: Spectra, *, height: int = 420) -> Any | None:
         chosen, logs, _COLOURS, _DASHES, strict=False
     ):
         counts, _unused = np.histogram(log, bins=edges)
-        figure.add_trace(
-            graph.Scatter(
-                x=middles.tolist(),
-                y=(counts / log.size).tolist(),
-                mode="lines",
-                line={"color": colour, "width": 2, "shape": "hvh", "dash": dash},
-                fill="tozeroy",
-                fillcolor=style.translucent(colour, 0.10),
-                name=moment_words(moment),
-                hovertemplate=(
-                    "log₁₀ λ ≈ %{x:.2f}: %{y:.1%}<extra>%{fullData.name}</extra>"
-                ),
-            )
+        figure.add_scatter(
+            x=middles.tolist(),
+            y=(counts / log.size).tolist(),
+            mode="lines",
+            line={"color": colour, "width": 2, "shape": "hvh", "dash": dash},
+            fill="tozeroy",
+            fillcolor=style.translucent(colour, 0.10),
+            name=moment_words(moment),
+            hovertemplate=(
+                "log₁₀ λ ≈ %{x:.2f}: %{y:.1%}<extra>%{fullData.name}</extra>"
+            ),
         )
     figure.update_xaxes(title_text="log₁₀ of the eigenvalue")
     figure.update_yaxes(title_text="share", tickformat=".1~%", rangemode="tozero")

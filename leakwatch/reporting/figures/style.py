@@ -137,6 +137,28 @@ def short(content: str, longest: int = 20) -> str:
     return text(content)
 
 
+def band(
+    x: Sequence[int],
+    low: Sequence[float] | npt.NDArray[np.float64],
+    high: Sequence[float] | npt.NDArray[np.float64],
+    **upper: Any,
+) -> list[dict[str, Any]]:
+    """Return the traces of a filled band, whose edges are not drawn.
+
+    Args:
+        x: Positions.
+        low: Lower edge.
+        high: Upper edge.
+        upper: Of the upper edge, which carries the fill; ``legendgroup`` is of both.
+    """
+    edge = {"type": "scatter", "x": x, "mode": "lines", "line": {"width": 0}}
+    edge |= {"hoverinfo": "skip", "legendgroup": upper.pop("legendgroup", None)}
+    return [
+        {**edge, "y": drawable(low), "showlegend": False},
+        {**edge, "y": drawable(high), "fill": "tonexty", **upper},
+    ]
+
+
 def note(content: str) -> dict[str, Any]:
     """Return an annotation in the middle of an empty plot."""
     return {

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
@@ -19,13 +19,12 @@ from leakwatch.reporting.html.markup import (
     Card,
     Panel,
     data_uri,
-    make_panel,
+    make_panels,
     thumbnail,
 )
-from leakwatch.reporting.ledger.rows import is_usable, status_reason, status_word
+from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable, Moment
-from leakwatch.reporting.message import Message
-from leakwatch.reporting.quantities import Quantity, class_label
+from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.achieved import (
     KINDS,
     Achieved,
@@ -147,13 +146,10 @@ def make_attacked(ledger: LedgerTable) -> Attacked | None:
 def unexplained(ledger: LedgerTable) -> str:
     """Return a caution where one gradient explains little of an update; else empty."""
     mismatches: dict[Moment, list[float]] = {}
-    for (when, name), row in ledger.run_level.items():
-        match = _CLIENT.fullmatch(name)
-        if match and match[2] == "surrogate_mismatch" and row.usable:
+    for when, _, name, row in _client_rows(ledger):
+        if name == "surrogate_mismatch" and row.usable:
             mismatches.setdefault(when, []).append(row.value)
-    if not mismatches:
-        return ""
-    median = statistics.median(mismatches[max(mismatches)])
+    median = statistics.median(mismatches[max(mismatches)]) if mismatches else 0.0
     if median <= _EXPLAINED:
         return ""
     return (
@@ -164,38 +160,34 @@ def unexplained(ledger: LedgerTable) -> str:
 
 
 def make_attacks(
-    ledger: LedgerTable,
-    attacks: Sequence[Mapping[str, Any]],
-    class_names: Sequence[str] | None,
-    message: Message,
-    quantities: Mapping[str, Quantity],
+    ledger: LedgerTable, attacks: Sequence[Mapping[str, Any]], facts: RunFacts
 ) -> AttackSection | None:
     """Return the results of the latest audit and their course; None without one.
 
     Args:
         ledger: The run.
         attacks: Its reconstructions.
-        class_names: By label.
-        message: What was attacked.
-        quantities: Descriptions, which give the direction of scores.
+        facts: Of the run.
     """
     moment, kinds = _latest(ledger)
     if moment is None:
         return None
-    figures = (
-        make_panel("fig-achieved", achieved_over_epochs(ledger)),
-        make_panel("fig-predicted", predicted_achieved(ledger, moment, class_names)),
-    )
-    cards = [_card(kind, result) for kind, result in kinds.items()]
+    predicted = predicted_achieved(ledger, moment, facts.class_names)
     return AttackSection(
-        attacked=message.attacked.format(when=moment_words(moment)),
-        noun=message.noun,
-        cards=(*cards, *_baseline(ledger, moment, message)),
-        figures=tuple(filter(None, figures)),
+        attacked=facts.message.attacked.format(when=moment_words(moment)),
+        noun=facts.message.noun,
+        cards=(
+            *(_card(kind, result) for kind, result in kinds.items()),
+            *_baseline(ledger, moment, facts.message.noun),
+        ),
+        figures=make_panels(
+            ("fig-achieved", achieved_over_epochs(ledger)),
+            ("fig-predicted", predicted),
+        ),
         inconclusive=tuple(r for kind in kinds for r in _reasons(ledger, moment, kind)),
-        gallery=_gallery(ledger, moment, attacks, tuple(kinds), class_names),
+        gallery=_gallery(ledger, moment, attacks, tuple(kinds), facts),
         clients=_clients(ledger, moment),
-        correlations=make_correlations(ledger, moment, kinds, quantities),
+        correlations=make_correlations(ledger, moment, kinds, facts.quantities),
     )
 
 
@@ -223,14 +215,14 @@ def _level(psnr: float) -> str:
     return psnr_level(psnr) if psnr >= HARDLY_BELOW else ""
 
 
-def _baseline(ledger: LedgerTable, moment: Moment, message: Message) -> list[Card]:
+def _baseline(ledger: LedgerTable, moment: Moment, noun: str) -> list[Card]:
     constant = ledger.columns.get((moment, "audit/baseline/constant_psnr"))
     mean = ledger.columns.get((moment, "audit/baseline/mean_psnr"))
     if constant is None or mean is None:
         return []
     return [
         Card(
-            f"blind guess, without any {message.noun}",
+            f"blind guess, without any {noun}",
             decibels(float(np.median(constant.values))),
             "median PSNR of the best image of one colour; the mean image of the data "
             f"reaches {decibels(float(np.median(mean.values)))}",
@@ -241,9 +233,9 @@ def _baseline(ledger: LedgerTable, moment: Moment, message: Message) -> list[Car
 def _reasons(ledger: LedgerTable, moment: Moment, kind: str) -> list[Reason]:
     verdict = ledger.columns[moment, f"audit/{kind}/verdict"]
     reasons = Counter(
-        status_reason(status) or status
-        for status, usable in zip(verdict.statuses, verdict.usable, strict=True)
-        if not usable
+        status_reason(value.status) or value.status
+        for value in verdict
+        if not value.usable
     )
     shown = reasons.most_common(_MOST_REASONS)
     groups = [Reason(KINDS[kind], count(n, "sample"), reason) for reason, n in shown]
@@ -259,16 +251,23 @@ def _clients(
 ) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Return what was measured of each client."""
     clients: dict[int, dict[str, str]] = {}
-    for (when, name), row in ledger.run_level.items():
-        match = _CLIENT.fullmatch(name)
-        if match and when == moment and match[2] in _OF_CLIENTS:
-            value = 1 - row.value if match[2] == _SIMILARITY else row.value
+    for when, client, name, row in _client_rows(ledger):
+        if when == moment:
+            value = 1 - row.value if name == _SIMILARITY else row.value
             text = number(value) if row.usable else "not known"
-            clients.setdefault(int(match[1]), {})[match[2]] = text
+            clients.setdefault(client, {})[name] = text
     return tuple(
         (client, tuple(values.get(name, "not known") for name in _OF_CLIENTS))
         for client, values in sorted(clients.items())
     )
+
+
+def _client_rows(ledger: LedgerTable) -> Iterator[tuple[Moment, int, str, Row]]:
+    """Yield moment, client and quantity of what was measured of clients."""
+    for (when, name), row in ledger.run_level.items():
+        match = _CLIENT.fullmatch(name)
+        if match:
+            yield when, int(match[1]), match[2], row
 
 
 def _gallery(
@@ -276,7 +275,7 @@ def _gallery(
     moment: Moment,
     attacks: Sequence[Mapping[str, Any]],
     kinds: Sequence[str],
-    class_names: Sequence[str] | None,
+    facts: RunFacts,
 ) -> Gallery | None:
     """Return original, reconstruction and difference of each attacked sample."""
     here = [
@@ -296,7 +295,7 @@ def _gallery(
         rows=tuple(
             GalleryRow(
                 sample=sample,
-                name=class_label(labels[sample], class_names),
+                name=facts.class_label(labels[sample]),
                 original=_picture(shown["original"][place[sample]]),
                 results=tuple(
                     _result(ledger, moment, kind, sample, shown, place[sample])
@@ -319,7 +318,7 @@ def _best_first(
     columns = [conclusive_values(ledger, moment, kind, "psnr") for kind in kinds]
 
     def best(sample: int) -> float:
-        reached = [c.at(sample)[0] for c in columns if c is not None]
+        reached = [c.at(sample).value for c in columns if c is not None]
         return max((v for v in reached if not math.isnan(v)), default=-math.inf)
 
     worst = {y: max(best(s) for s in labels if labels[s] == y) for y in labels.values()}
@@ -335,23 +334,22 @@ def _result(
     place: int,
 ) -> Result:
     psnr = ledger.columns.get((moment, f"audit/{kind}/psnr"))
-    value = math.nan if psnr is None else psnr.at(sample)[0]
-    score, status = ledger.columns[moment, f"audit/{kind}/verdict"].at(sample)
-    level = _level(value)
-    if is_usable(score, status):
-        style = "about" if score < 0.5 else "bad"
-        verdict = Badge(_WORDS.get(score, "not known"), style, status)
+    value = math.nan if psnr is None else psnr.at(sample).value
+    verdict = ledger.columns[moment, f"audit/{kind}/verdict"].at(sample)
+    if verdict.usable:
+        word = _WORDS.get(verdict.value, "not known")
+        style, level = "about" if verdict.value < 0.5 else "bad", _level(value)
     else:
-        failed = status_word(status) == "failed"
-        verdict = Badge("failed" if failed else "inconclusive", "about", status)
-        level = "soft"
+        word = "failed" if status_word(verdict.status) == "failed" else "inconclusive"
+        style, level = "about", "soft"
     image = difference = ""
     if kind in shown:
         original, rebuilt = shown["original"][place], shown[kind][place]
         apart = np.abs(rebuilt.astype(np.int16) - original.astype(np.int16))
         image, difference = _picture(rebuilt), _picture(apart.astype(np.uint8))
     text = "" if math.isnan(value) else decibels(value)
-    return Result(image, difference, text, level, verdict)
+    badge = Badge(word, style, verdict.status)
+    return Result(image, difference, text, level, badge)
 
 
 def _picture(pixels: Any) -> str:

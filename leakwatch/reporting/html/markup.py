@@ -22,6 +22,7 @@ __all__ = [
     "Panel",
     "data_uri",
     "make_panel",
+    "make_panels",
     "sort_key",
     "thumbnail",
 ]
@@ -132,6 +133,12 @@ def make_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> Panel 
         content={"data": content["data"], "layout": layout, "buttons": buttons},
         tall=tall,
     )
+
+
+def make_panels(*figures: tuple[str, Any | None]) -> tuple[Panel, ...]:
+    """Return panels of anchors and figures, without those that are None."""
+    panels = (make_panel(anchor, figure) for anchor, figure in figures)
+    return tuple(filter(None, panels))
 
 
 def sort_key(value: float) -> str:

@@ -10,7 +10,13 @@ from typing import Any, Final, NamedTuple
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
 from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
 from leakwatch.reporting.html.attacks import make_attacked, make_attacks, unexplained
-from leakwatch.reporting.html.markup import Panel, data_uri, make_panel, thumbnail
+from leakwatch.reporting.html.markup import (
+    Panel,
+    data_uri,
+    make_panel,
+    make_panels,
+    thumbnail,
+)
 from leakwatch.reporting.html.notices import make_notices, read_with_care
 from leakwatch.reporting.html.page import Link, render_page
 from leakwatch.reporting.html.samples import make_sample_table
@@ -24,20 +30,8 @@ from leakwatch.reporting.html.tables import (
 from leakwatch.reporting.ledger.ledger import RiskLedger
 from leakwatch.reporting.ledger.storage import write_atomically
 from leakwatch.reporting.ledger.table import LedgerTable
-from leakwatch.reporting.message import message_from_metadata
-from leakwatch.reporting.quantities import (
-    ACHIEVED,
-    LAYERS,
-    class_names_from_metadata,
-    quantities_from_metadata,
-)
-from leakwatch.reporting.run_facts import (
-    assumed_from_metadata,
-    floor_from_metadata,
-    model_from_metadata,
-    noise_from_metadata,
-    notes_from_metadata,
-)
+from leakwatch.reporting.quantities import ACHIEVED, LAYERS
+from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.headline import find_headline
 from leakwatch.reporting.words import count, moment_words
 
@@ -86,8 +80,7 @@ def write_report(run_dir: str | Path) -> Path:
 
 def _render(ledger: RiskLedger) -> str:
     metadata = ledger.read_metadata()
-    quantities = quantities_from_metadata(metadata)
-    names = class_names_from_metadata(metadata)
+    facts = RunFacts.of(metadata)
     everything = LedgerTable.from_rows(ledger.rows())
     # Attacks and layers have sections of their own; tables of scores stay readable.
     table = everything.where(lambda name: not name.startswith(("audit/", LAYERS)))
@@ -95,54 +88,45 @@ def _render(ledger: RiskLedger) -> str:
     shown = everything.where(lambda name: name in ACHIEVED or name in table.quantities)
     pictures = _pictures(ledger)
     headline = find_headline(table)
-    noise = noise_from_metadata(metadata)
-    floor = floor_from_metadata(metadata)
-    message = message_from_metadata(metadata)
-    risk = risk_over_epochs(shown, quantities, names, noise_std=noise, floor=floor)
+    noun = facts.message.noun
+    risk = risk_over_epochs(
+        shown,
+        facts.quantities,
+        facts.class_names,
+        noise_std=facts.noise_std,
+        floor=facts.floor,
+    )
+    attacks = make_attacks(everything, ledger.attacks(), facts)
+    samples = make_sample_table(table, facts, pictures)
+    glossary = make_glossary(everything, facts.quantities)
     sections = [
-        Section(
-            "attacks",
-            "What attacks achieved",
-            make_attacks(everything, ledger.attacks(), names, message, quantities),
-        ),
+        Section("attacks", "What attacks achieved", attacks),
         Section("training", "During training", make_panel("fig-risk", risk)),
-        Section("classes", "By class", make_classes(shown, table, quantities, names)),
-        Section(
-            "samples", "Samples", make_sample_table(table, quantities, names, pictures)
-        ),
-        Section(
-            "spectrum",
-            f"What the {message.noun} sees",
-            _spectra(ledger, message.noun),
-        ),
+        Section("classes", "By class", make_classes(shown, table, facts)),
+        Section("samples", "Samples", samples),
+        Section("spectrum", f"What the {noun} sees", _spectra(ledger, noun)),
         Section("layers", "Which layer leaks", make_layers(everything)),
         Section("time", "Cost", make_panel("fig-time", time_spent(table))),
-        Section("glossary", "Glossary", make_glossary(everything, quantities)),
-        Section("limits", "What these numbers do not say", message),
+        Section("glossary", "Glossary", glossary),
+        Section("limits", "What these numbers do not say", facts.message),
         Section("about", "About this run", make_about(metadata, table)),
     ]
     sections = [section for section in sections if section.content]
-    model = model_from_metadata(metadata)
-    title = model or ledger.run or "training run"
-    run = ledger.run if model else ""
+    title = facts.model or ledger.run or "training run"
+    run = ledger.run if facts.model else ""
     return render_page(
         "report.html.j2",
         title=f"leakwatch: {', '.join(filter(None, (title, run)))}",
-        heading=message.heading.format(model=title),
+        heading=facts.message.heading.format(model=title),
         about=_about_line(table, metadata, run),
         links=[Link(section.anchor, section.title) for section in sections],
-        lead=make_lead(table, headline, noise, message),
+        lead=make_lead(table, headline, facts),
         attacked=make_attacked(everything),
-        care=read_with_care(
-            [*assumed_from_metadata(metadata), unexplained(everything)]
-        ),
-        summary=make_cards(table, headline, names, pictures),
-        strip=make_strip(headline, names, floor),
+        care=read_with_care([*facts.assumed, unexplained(everything)]),
+        summary=make_cards(table, headline, facts, pictures),
+        strip=make_strip(headline, facts),
         notices=make_notices(
-            table,
-            ledger.problems,
-            notes_from_metadata(metadata),
-            private=bool(pictures),
+            table, ledger.problems, facts.notes, private=bool(pictures)
         ),
         sections=sections,
     )
@@ -150,12 +134,11 @@ def _render(ledger: RiskLedger) -> str:
 
 def _spectra(ledger: RiskLedger, noun: str) -> Spectra | None:
     spectra = ledger.spectra()
-    figures = (
-        make_panel("fig-spectrum", spectrum_by_rank(spectra)),
-        make_panel("fig-histogram", eigenvalue_histogram(spectra)),
+    figures = make_panels(
+        ("fig-spectrum", spectrum_by_rank(spectra)),
+        ("fig-histogram", eigenvalue_histogram(spectra)),
     )
-    drawn = tuple(filter(None, figures))
-    return Spectra(noun, drawn) if drawn else None
+    return Spectra(noun, figures) if figures else None
 
 
 def _about_line(table: LedgerTable, metadata: Mapping[str, Any], run: str) -> str:

@@ -9,37 +9,19 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from leakwatch.reporting.html.markup import Badge, Cell, sort_key
-from leakwatch.reporting.ledger.rows import is_usable, status_reason, status_word
-from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting.ledger.rows import status_reason, status_word
+from leakwatch.reporting.ledger.table import LedgerTable, Value
 from leakwatch.reporting.quantities import (
     HEADLINES,
     Quantity,
-    class_label,
     describe,
     ordered,
 )
+from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.aggregates import describe_counts
 from leakwatch.reporting.words import count, moment_words, number, psnr_level
 
 __all__ = ["SampleTable", "make_sample_table"]
-
-
-class Value(NamedTuple):
-    """What the ledger holds of one sample and quantity."""
-
-    value: float
-    status: str
-
-    @property
-    def usable(self) -> bool:
-        """Whether the value may be read as a number."""
-        return is_usable(self.value, self.status)
-
-    @property
-    def trouble(self) -> str:
-        """The word for a value that is not usable."""
-        word = status_word(self.status)
-        return "not a number" if word in ("ok", "estimated") else word or "no status"
 
 
 class ScoreHead(NamedTuple):
@@ -93,17 +75,13 @@ class SampleTable:
 
 
 def make_sample_table(
-    ledger: LedgerTable,
-    quantities: Mapping[str, Quantity],
-    class_names: Sequence[str] | None,
-    pictures: Mapping[int, str],
+    ledger: LedgerTable, facts: RunFacts, pictures: Mapping[int, str]
 ) -> SampleTable | None:
     """Return the samples of the last probe; None without any.
 
     Args:
         ledger: The run.
-        quantities: Descriptions, which give units and directions.
-        class_names: By label.
+        facts: Of the run.
         pictures: Sample to the address of its picture.
     """
     moment = max((when for when, _ in ledger.columns), default=None)
@@ -114,8 +92,8 @@ def make_sample_table(
     labels: dict[int, int | None] = {}
     for name in names:
         labels.update(zip(columns[name].samples, columns[name].labels, strict=True))
-    values = {s: [Value(*columns[name].at(s)) for name in names] for s in labels}
-    sign = describe(names[0], quantities).sign or 1
+    values = {s: [columns[name].at(s) for name in names] for s in labels}
+    sign = describe(names[0], facts.quantities).sign or 1
 
     def rank(sample: int) -> float:
         first = values[sample][0]
@@ -127,7 +105,7 @@ def make_sample_table(
         "to sort" + ("; values that are not known stay on top." if some else "."),
         scores=tuple(
             _head(
-                describe(name, quantities),
+                describe(name, facts.quantities),
                 name == names[0] and (sign == 1 or name in HEADLINES),
             )
             for name in names
@@ -135,7 +113,7 @@ def make_sample_table(
         rows=tuple(
             SampleRow(
                 sample=sample,
-                name=class_label(labels[sample], class_names),
+                name=facts.class_label(labels[sample]),
                 picture=pictures.get(sample, ""),
                 trouble=_trouble(values[sample]),
                 cells=tuple(map(_cell, names, values[sample])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -12,9 +12,7 @@ import numpy as np
 from leakwatch.reporting.html.markup import Card
 from leakwatch.reporting.ledger.rows import status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable
-from leakwatch.reporting.message import GRADIENT, Message
-from leakwatch.reporting.quantities import class_label
-from leakwatch.reporting.run_facts import noise_words
+from leakwatch.reporting.run_facts import RunFacts, noise_words
 from leakwatch.reporting.statistics.headline import Headline
 from leakwatch.reporting.words import (
     CLEARLY_ABOVE,
@@ -61,19 +59,13 @@ class Lead:
     median: Rated | None = None
 
 
-def make_lead(
-    table: LedgerTable,
-    headline: Headline | None,
-    noise_std: float | None = None,
-    message: Message = GRADIENT,
-) -> Lead:
+def make_lead(table: LedgerTable, headline: Headline | None, facts: RunFacts) -> Lead:
     """Return the sentence that sums the run up, with the noise that it assumes.
 
     Args:
         table: The run.
         headline: The predicted PSNR, if the run predicts one.
-        noise_std: That predictions assume, gradient units; None where none is stated.
-        message: What an attacker sees.
+        facts: Of the run.
     """
     if headline is None:
         return Lead(recorded=bool(table.moments))
@@ -82,8 +74,8 @@ def make_lead(
         recorded=True,
         when=moment_words(headline.moment),
         unknown="" if summary.used else summary.reason,
-        assumed=noise_words(noise_std, message),
-        exposing=message.exposing,
+        assumed=noise_words(facts.noise_std, facts.message),
+        exposing=facts.message.exposing,
         worst=_rated(summary.worst),
         median=_rated(summary.median),
     )
@@ -96,16 +88,16 @@ def _rated(psnr: float) -> Rated:
 def make_cards(
     table: LedgerTable,
     headline: Headline | None,
-    class_names: Sequence[str] | None,
+    facts: RunFacts,
     pictures: Mapping[int, str],
 ) -> list[Card]:
     """Return the row of cards: the headline's numbers, then the cost."""
-    cards = [] if headline is None else _predicted(headline, class_names, pictures)
+    cards = [] if headline is None else _predicted(headline, facts, pictures)
     return [*cards, *_cost(table)]
 
 
 def _predicted(
-    headline: Headline, class_names: Sequence[str] | None, pictures: Mapping[int, str]
+    headline: Headline, facts: RunFacts, pictures: Mapping[int, str]
 ) -> list[Card]:
     summary, column = headline.summary, headline.column
     about, picture = summary.reason, ""
@@ -114,7 +106,7 @@ def _predicted(
         picture = pictures.get(sample, "")
         label = column.labels[column.samples.index(sample)]
         about = f"predicted PSNR of sample #{sample}"
-        about += "" if label is None else f", {class_label(label, class_names)}"
+        about += "" if label is None else f", {facts.class_label(label)}"
     change = "one probe so far"
     if math.isfinite(headline.change):
         direction = "more" if headline.change > 0 else "less"
@@ -153,18 +145,10 @@ def _predicted(
 
 
 def _cost(table: LedgerTable) -> list[Card]:
-    seconds = [
-        row.value
-        for (_, name), row in table.run_level.items()
-        if name == "seconds" and row.usable
-    ]
+    seconds = [row.value for row in table.of_run("seconds").values() if row.usable]
     if not seconds:
         return []
-    fractions = [
-        row
-        for (_, name), row in sorted(table.run_level.items())
-        if name == "time_fraction"
-    ]
+    fractions = list(table.of_run("time_fraction").values())
     shares = [row.value for row in fractions if row.usable]
     total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
     if shares:
@@ -221,23 +205,17 @@ class Strip:
     guess: Mark | None
 
 
-def make_strip(
-    headline: Headline | None,
-    class_names: Sequence[str] | None,
-    floor: float | None = None,
-) -> Strip | None:
+def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
     """Return the strip on which every sample is a dot on the decibel scale.
 
     Args:
         headline: What to show; None, or nothing usable in it, gives None.
-        class_names: By label.
-        floor: PSNR (dB) of a blind guess, the mean image, where it is known.
+        facts: Of the run: the floor is drawn where it is known.
     """
     if headline is None or not headline.summary.used:
         return None
     column = headline.column
-    usable = column.usable
-    finite = column.values[usable & np.isfinite(column.values)]
+    finite = column.known[np.isfinite(column.known)]
     low, high = 5.0, 35.0
     if finite.size:
         low = max(min(low, math.floor(float(finite.min()) / 5) * 5), -10.0)
@@ -247,8 +225,8 @@ def make_strip(
         return 100.0 * (min(max(value, low), high) - low) / (high - low)
 
     guess = None
-    if floor is not None and low < floor < high:
-        guess = Mark(place(floor), decibels(floor))
+    if facts.floor is not None and low < facts.floor < high:
+        guess = Mark(place(facts.floor), decibels(facts.floor))
     first, second = place(HARDLY_BELOW), place(CLEARLY_ABOVE)
     return Strip(
         range=f"{low:.0f} to {high:.0f} dB",
@@ -265,18 +243,12 @@ def make_strip(
             Dot(
                 place(value),
                 12 + 11 * (turn % 3),
-                f"#{sample}, {class_label(label, class_names)}: {decibels(value)}",
+                f"#{sample}, {facts.class_label(label)}: {decibels(value)}",
             )
-            for turn, (value, sample, label, ok) in enumerate(
-                zip(
-                    column.values.tolist(),
-                    column.samples,
-                    column.labels,
-                    usable,
-                    strict=True,
-                )
+            for turn, (value, sample, label) in enumerate(
+                zip(column.known.tolist(), column.samples, column.labels, strict=True)
             )
-            if ok
+            if not math.isnan(value)
         ),
         median=place(headline.summary.median),
         guess=guess,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, final
 
@@ -18,10 +18,10 @@ from leakwatch.reporting.quantities import (
     BACKGROUND,
     LAYERS,
     Quantity,
-    class_label,
     describe,
     ordered,
 )
+from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.aggregates import (
     spread_of_classes,
     summarize_classes,
@@ -77,45 +77,37 @@ class ClassSection:
 
 
 def make_classes(
-    shown: LedgerTable,
-    table: LedgerTable,
-    quantities: Mapping[str, Quantity],
-    class_names: Sequence[str] | None,
+    shown: LedgerTable, table: LedgerTable, facts: RunFacts
 ) -> ClassSection | None:
     """Return how classes differ; None without any.
 
     Args:
         shown: Quantities of the figure.
         table: Quantities of the tables.
-        quantities: Descriptions, which give units and directions.
-        class_names: By label.
+        facts: Of the run.
     """
-    figure = class_bars(shown, quantities, class_names)
-    means = _class_means(table, quantities, class_names)
-    spreads = _spreads(table, quantities, class_names)
+    figure = class_bars(shown, facts.quantities, facts.class_names)
+    means = _class_means(table, facts)
+    spreads = _spreads(table, facts)
     if figure is None and means is None and not spreads:
         return None
     return ClassSection(make_panel("fig-class", figure, tall=True), means, spreads)
 
 
-def _class_means(
-    ledger: LedgerTable,
-    quantities: Mapping[str, Quantity],
-    class_names: Sequence[str] | None,
-) -> ClassMeans | None:
+def _class_means(ledger: LedgerTable, facts: RunFacts) -> ClassMeans | None:
     name = next(iter(ordered(ledger.quantities)), "")
     last = ledger.last(name)
     classes = summarize_classes(last[1]) if last else []
     if last is None or not classes:
         return None
-    quantity = describe(name, quantities)
+    quantity = describe(name, facts.quantities)
     return ClassMeans(
         quantity.name,
         quantity.unit,
         moment_words(last[0]),
         tuple(
             ClassRow(
-                class_label(row.label, class_names),
+                facts.class_label(row.label),
                 Cell(f"{row.used} of {row.count}", sort=str(row.used)),
                 _number_cell(row.mean, row.reason),
                 _number_cell(row.median, row.reason),
@@ -125,14 +117,10 @@ def _class_means(
     )
 
 
-def _spreads(
-    ledger: LedgerTable,
-    quantities: Mapping[str, Quantity],
-    class_names: Sequence[str] | None,
-) -> tuple[SpreadRow, ...]:
+def _spreads(ledger: LedgerTable, facts: RunFacts) -> tuple[SpreadRow, ...]:
     rows = []
     for name in ordered(ledger.quantities):
-        quantity = describe(name, quantities)
+        quantity = describe(name, facts.quantities)
         if (quantity.meaning and not quantity.sign) or name.startswith(BACKGROUND):
             continue  # shows nothing about exposure by itself
         last = ledger.last(name)
@@ -141,7 +129,7 @@ def _spreads(
             continue
         spread = spread_of_classes(classes, quantity)
         most, least = (
-            "not known" if label is None else class_label(label, class_names)
+            "not known" if label is None else facts.class_label(label)
             for label in (spread.highest, spread.lowest)
         )
         remark = spread.reason
@@ -211,18 +199,17 @@ def make_layers(ledger: LedgerTable) -> LayerSection | None:
 
 
 def _median_share(column: Column | None) -> str:
-    if column is None or not column.usable.any():
+    if column is None or np.isnan(column.known).all():
         return "–"
-    return f"{np.median(column.values[column.usable]):.1%}"
+    return f"{np.nanmedian(column.known):.1%}"
 
 
 def _range_of_shares(column: Column | None) -> str:
     if column is None:
         return "not measured"
-    if not column.usable.any():
+    if np.isnan(column.known).all():
         return "; ".join(sorted(set(column.statuses)))
-    values = column.values[column.usable]
-    return f"{values.min():.1%} to {values.max():.1%}"
+    return f"{np.nanmin(column.known):.1%} to {np.nanmax(column.known):.1%}"
 
 
 # Names that share a meaning, as a pattern and as one entry stands for all of them.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple, Self, final
 
 import numpy as np
 import numpy.typing as npt
 
-from leakwatch.reporting.ledger.rows import Row, is_usable
+from leakwatch.reporting.ledger.rows import Row, is_usable, status_word
 
 
 class Moment(NamedTuple):
@@ -17,6 +18,29 @@ class Moment(NamedTuple):
 
     epoch: int
     step: int
+
+
+class Value(NamedTuple):
+    """What is recorded of one sample and quantity."""
+
+    value: float
+    status: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether the value may be read as a number."""
+        return is_usable(self.value, self.status)
+
+    @property
+    def trouble(self) -> str:
+        """The word for a value that is not usable.
+
+        Example:
+            >>> Value(float("nan"), "ok").trouble
+            'not a number'
+        """
+        word = status_word(self.status)
+        return "not a number" if word in ("ok", "estimated") else word or "no status"
 
 
 @final
@@ -39,15 +63,31 @@ class Column:
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
         """Which entries may be read as numbers, shape (n,)."""
-        pairs = zip(self.values, self.statuses, strict=True)
-        return np.array([is_usable(value, status) for value, status in pairs], bool)
+        return np.array([value.usable for value in self], bool)
 
-    def at(self, sample: int) -> tuple[float, str]:
+    @property
+    def known(self) -> npt.NDArray[np.float64]:
+        """The values, NaN where they may not be read as numbers, shape (n,)."""
+        return np.where(self.usable, self.values, np.nan)
+
+    def __iter__(self) -> Iterator[Value]:
+        return map(Value, self.values.tolist(), self.statuses)
+
+    def at(self, sample: int) -> Value:
         """Return value and status of one sample, NaN and a reason if absent."""
         if sample not in self.samples:
-            return float("nan"), "not computed: no row for this sample"
+            return Value(float("nan"), "not computed: no row for this sample")
         place = self.samples.index(sample)
-        return float(self.values[place]), self.statuses[place]
+        return Value(float(self.values[place]), self.statuses[place])
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> Column:
+        """Return the samples at which ``keep``, shape (n,), is true."""
+        return Column(
+            samples=tuple(compress(self.samples, keep)),
+            labels=tuple(compress(self.labels, keep)),
+            values=self.values[keep],
+            statuses=tuple(compress(self.statuses, keep)),
+        )
 
 
 @final
@@ -115,6 +155,11 @@ class LedgerTable:
     def at(self, moment: Moment) -> dict[str, Column]:
         """Return the columns of one moment by quantity."""
         return {name: c for (when, name), c in self.columns.items() if when == moment}
+
+    def of_run(self, quantity: str) -> dict[Moment, Row]:
+        """Return what was recorded of the run itself, oldest first."""
+        rows = sorted(self.run_level.items())
+        return {when: row for (when, name), row in rows if name == quantity}
 
     def moments_of(self, quantity: str) -> tuple[Moment, ...]:
         """Return the moments at which a quantity was measured, oldest first."""

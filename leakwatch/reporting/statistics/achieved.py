@@ -7,11 +7,10 @@ no summary, card or figure takes a number from it; they say how many these are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
-import numpy.typing as npt
 
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
 from leakwatch.reporting.statistics.aggregates import quantile
@@ -119,15 +118,16 @@ def achieved(ledger: LedgerTable, moment: Moment, kind: str) -> Achieved | None:
     verdict = ledger.columns.get((moment, f"audit/{kind}/verdict"))
     if verdict is None:
         return None
-    clear = verdict.usable
+    verdicts = verdict.known
     psnr = conclusive_values(ledger, moment, kind, "psnr")
-    known = np.empty(0) if psnr is None else psnr.values[~np.isnan(psnr.values)]
+    reached = np.empty(0) if psnr is None else psnr.known
+    reached = reached[~np.isnan(reached)]
     return Achieved(
-        attacked=len(verdict.samples),
-        conclusive=int(clear.sum()),
-        recovered=int((verdict.values[clear] >= 1.0).sum()),
-        partly=int((verdict.values[clear] == 0.5).sum()),
-        median=quantile(known, 0.5) if known.size else math.nan,
+        attacked=len(verdicts),
+        conclusive=int((~np.isnan(verdicts)).sum()),
+        recovered=int((verdicts >= 1.0).sum()),
+        partly=int((verdicts == 0.5).sum()),
+        median=quantile(reached, 0.5) if reached.size else math.nan,
     )
 
 
@@ -149,13 +149,10 @@ def conclusive_values(
     verdict = ledger.columns.get((moment, f"audit/{kind}/verdict"))
     if quality is None or verdict is None:
         return None
-    known = dict(zip(verdict.samples, verdict.usable.tolist(), strict=True))
-    clear: npt.NDArray[np.bool_] = quality.usable & np.array(
-        [known.get(sample, False) for sample in quality.samples], bool
-    )
-    return Column(
-        samples=quality.samples,
-        labels=quality.labels,
-        values=np.where(clear, quality.values, math.nan),
-        statuses=quality.statuses,
-    )
+    conclusive = {
+        sample
+        for sample, value in zip(verdict.samples, verdict, strict=True)
+        if value.usable
+    }
+    clear = np.array([sample in conclusive for sample in quality.samples], bool)
+    return replace(quality, values=np.where(clear, quality.known, math.nan))

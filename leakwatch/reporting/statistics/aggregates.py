@@ -128,13 +128,7 @@ def quantile(values: Sequence[float] | npt.NDArray[np.float64], q: float) -> flo
 
 def count_excluded(column: Column) -> dict[str, int]:
     """Count unusable values by status word."""
-    words = Counter(
-        "not a number" if status_word(status) in ("ok", "estimated") else word
-        for status, usable in zip(column.statuses, column.usable, strict=True)
-        if not usable
-        for word in (status_word(status) or "no status",)
-    )
-    return dict(words)
+    return dict(Counter(value.trouble for value in column if not value.usable))
 
 
 def summarize(column: Column, sign: int) -> Summary:
@@ -151,39 +145,29 @@ def summarize(column: Column, sign: int) -> Summary:
         >>> summary.median, summary.worst, summary.worst_sample
         (15.0, 20.0, 9)
     """
-    usable = column.usable
-    values = column.values[usable]
+    values = column.values[column.usable]
     excluded = count_excluded(column)
-    if values.size == 0:
-        nan = math.nan
-        return Summary(
-            count=len(column.samples),
-            used=0,
-            estimated=0,
-            excluded=excluded,
-            median=nan,
-            p05=nan,
-            p95=nan,
-            worst=nan,
-            worst_sample=None,
-            reason=f"no usable value: {describe_counts(excluded) or 'no samples'}",
-        )
-    ranked = worst_samples(column, sign, k=1)
+    low, median, high = (
+        quantile(values, q) if values.size else math.nan for q in (0.05, 0.5, 0.95)
+    )
+    worst = next(iter(worst_samples(column, sign, k=1)), None)
+    reason = "" if sign else "no worst value: which end is exposed is not known"
+    if not values.size:
+        reason = f"no usable value: {describe_counts(excluded) or 'no samples'}"
     return Summary(
         count=len(column.samples),
         used=int(values.size),
         estimated=sum(
-            status_word(status) == "estimated"
-            for status, use in zip(column.statuses, usable, strict=True)
-            if use
+            value.usable and status_word(value.status) == "estimated"
+            for value in column
         ),
         excluded=excluded,
-        median=quantile(values, 0.5),
-        p05=quantile(values, 0.05),
-        p95=quantile(values, 0.95),
-        worst=column.at(ranked[0])[0] if ranked else math.nan,
-        worst_sample=ranked[0] if ranked else None,
-        reason="" if sign else "no worst value: which end is exposed is not known",
+        median=median,
+        p05=low,
+        p95=high,
+        worst=math.nan if worst is None else column.at(worst).value,
+        worst_sample=worst,
+        reason=reason,
     )
 
 
