@@ -19,7 +19,7 @@ from torch import nn
 
 from leakwatch.derivatives import GradientMap
 from leakwatch.models import LeNet, ResNet18, initialize
-from leakwatch.scores import ScoreResult, Settings, evaluate, resolve
+from leakwatch.scores import ScoreInputs, ScoreResult, Scoring, Settings, resolve
 
 
 def seconds_per_image(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -44,8 +44,10 @@ def probe_step(
     gradients = GradientMap(net)
     gradients(x[:2], y[:2])
     once = time.perf_counter() - start
-    scores = resolve(["lavp", "i2f", "grad_norm", "loss"])
-    return evaluate(gradients, x, y, scores, Settings(noise_std=1e-4)), once
+    scoring = Scoring(resolve(["lavp", "i2f", "grad_norm", "loss"]))
+    return scoring.evaluate(
+        ScoreInputs(gradients, x, y), Settings(noise_std=1e-4)
+    ), once
 
 
 def report(name: str, images: int, per_image: float, probe: float, note: str) -> None:

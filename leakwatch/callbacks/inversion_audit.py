@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, FirstOrder, presets
@@ -24,7 +23,8 @@ from leakwatch.callbacks._audit.plan import (
 )
 from leakwatch.callbacks._audit.quantities import quantities
 from leakwatch.callbacks._audit.sharing import defended
-from leakwatch.callbacks._probing.step import Share, measure_share
+from leakwatch.callbacks._probing.options import ProbeOptions, with_options_of
+from leakwatch.callbacks._probing.step import ProbeStep, Share, score_probes
 from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.checks import check_integer, check_number
@@ -33,9 +33,6 @@ from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
-from leakwatch.scores import Settings
-from leakwatch.scores.api import DEFAULT_MAX_MEMORY
-from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS
 
 __all__ = ["InversionAudit"]
 
@@ -105,6 +102,7 @@ class InversionAudit(ProbeCallback):
         ...                        samples=8, every_n_epochs=25)
     """
 
+    @with_options_of(ProbeCallback)
     def __init__(
         self,
         probes: ProbeSet | int = 32,
@@ -119,50 +117,18 @@ class InversionAudit(ProbeCallback):
         metrics: Sequence[str] = METRICS,
         perturb: Callable[[Tensor], Tensor] | None = None,
         time_limit: float | None = None,
-        every_n_epochs: int = 1,
         at_start: bool = False,
         noise_std: float = 1e-4,
-        epsilon: float = 0.0,
-        prior_std: float | None = None,
-        data_range: float | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        target_psnr: float = 20.0,
-        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
-        solver: str = "auto",
-        dtype: str = "float32",
-        max_memory: float = DEFAULT_MAX_MEMORY,
-        products: int = DEFAULT_PRODUCTS,
-        seed: int = 0,
-        directory: str | None = None,
-        report: bool = True,
-        log_images: bool = False,
-        verbose: bool = True,
         name: str = "leakwatch-audit",
+        **options: Unpack[ProbeOptions],
     ) -> None:
         super().__init__(
             probes,
             scores,
-            every_n_epochs=every_n_epochs,
             at_start=at_start,
-            noise_std=check_number("noise_std", noise_std, example=1e-4),
-            epsilon=epsilon,
-            prior_std=prior_std,
-            data_range=data_range,
-            mean=mean,
-            std=std,
-            target_psnr=target_psnr,
-            criterion=criterion,
-            solver=solver,
-            dtype=dtype,
-            max_memory=max_memory,
-            products=products,
-            seed=seed,
-            directory=directory,
-            report=report,
-            log_images=log_images,
-            verbose=verbose,
+            noise_std=noise_std,
             name=name,
+            **options,
         )
         if perturb is not None and not callable(perturb):
             raise TypeError(
@@ -197,49 +163,14 @@ class InversionAudit(ProbeCallback):
             self.seed,
         )
 
-    def measure(
-        self,
-        module: LightningModule,
-        gradients: GradientMap,
-        probes: ProbeSet,
-        settings: Settings,
-        *,
-        epoch: int,
-        step: int,
-        rank: int,
-        world_size: int,
-    ) -> Share:
+    def measure(self, step: ProbeStep) -> Share:
         """Scores and attacks this process's part of the probes; raises no error."""
-        share = measure_share(
-            module,
-            gradients,
-            probes,
-            self.scores,
-            settings,
-            epoch=epoch,
-            step=step,
-            rank=rank,
-            world_size=world_size,
-            solver=self.solver,
-            max_memory=self.max_memory,
-            products=self.products,
-        )
-        attack_probes(
-            module,
-            gradients,
-            probes,
-            settings,
-            self.audit,
-            share,
-            epoch=epoch,
-            step=step,
-            rank=rank,
-            world_size=world_size,
-        )
+        share = score_probes(step, self.scoring)
+        attack_probes(step, self.audit, share)
         return share
 
     def examine(
-        self, module: LightningModule, gradients: GradientMap, probes: ProbeSet
+        self, module: nn.Module, gradients: GradientMap, probes: ProbeSet
     ) -> None:
         """Refuses attacks and defenses that can't work on this network.
 

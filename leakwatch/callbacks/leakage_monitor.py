@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-
-from leakwatch.callbacks._probing.step import Share, measure_share
+from leakwatch.callbacks._probing.options import ProbeOptions, with_options_of
+from leakwatch.callbacks._probing.step import ProbeStep, Share, score_probes
 from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.callbacks.probe_callback import ProbeCallback
-from leakwatch.checks import check_flag, check_number
-from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.parameter_filters import check_filter
+from leakwatch.checks import check_flag
 from leakwatch.probes import ProbeSet
-from leakwatch.scores import Settings
-from leakwatch.scores.api import DEFAULT_MAX_MEMORY
-from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS
 
 __all__ = ["LeakageMonitor"]
 
@@ -99,91 +92,33 @@ class LeakageMonitor(ProbeCallback):
         >>> monitor = LeakageMonitor(every_n_epochs=5)
     """
 
+    @with_options_of(ProbeCallback)
     def __init__(
         self,
         probes: ProbeSet | int = 32,
         scores: Sequence[str] = ("lavp", "i2f"),
         *,
-        every_n_epochs: int = 1,
         at_start: bool = True,
         noise_std: float = 1e-4,
-        epsilon: float = 0.0,
-        prior_std: float | None = None,
-        data_range: float | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        target_psnr: float = 20.0,
-        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
-        solver: str = "auto",
-        dtype: str = "float32",
-        max_memory: float = DEFAULT_MAX_MEMORY,
-        products: int = DEFAULT_PRODUCTS,
         parameters: str | Sequence[str] | None = None,
         layers: bool = False,
-        seed: int = 0,
-        directory: str | None = None,
-        report: bool = True,
-        log_images: bool = False,
-        verbose: bool = True,
         name: str = "leakwatch",
+        **options: Unpack[ProbeOptions],
     ) -> None:
         super().__init__(
             probes,
             scores,
-            every_n_epochs=every_n_epochs,
             at_start=at_start,
-            noise_std=check_number("noise_std", noise_std, example=1e-4),
-            epsilon=epsilon,
-            prior_std=prior_std,
-            data_range=data_range,
-            mean=mean,
-            std=std,
-            target_psnr=target_psnr,
-            criterion=criterion,
-            solver=solver,
-            dtype=dtype,
-            max_memory=max_memory,
-            products=products,
-            seed=seed,
-            directory=directory,
-            report=report,
-            log_images=log_images,
-            verbose=verbose,
+            noise_std=noise_std,
+            parameters=parameters,
             name=name,
+            **options,
         )
-        if parameters is not None:
-            check_filter(parameters)
-        self.parameters = parameters
         self.layers = check_flag("layers", layers)
 
-    def measure(
-        self,
-        module: LightningModule,
-        gradients: GradientMap,
-        probes: ProbeSet,
-        settings: Settings,
-        *,
-        epoch: int,
-        step: int,
-        rank: int,
-        world_size: int,
-    ) -> Share:
-        """Scores probes rank, rank + world_size, …; never raises an error."""
-        return measure_share(
-            module,
-            gradients,
-            probes,
-            self.scores,
-            settings,
-            epoch=epoch,
-            step=step,
-            rank=rank,
-            world_size=world_size,
-            solver=self.solver,
-            max_memory=self.max_memory,
-            products=self.products,
-            layers=self.layers,
-        )
+    def measure(self, step: ProbeStep) -> Share:
+        """Scores this process's part of the probes; raises no error."""
+        return score_probes(step, self.scoring, layers=self.layers)
 
     def describe(self) -> dict[str, dict[str, str]]:
         """Unit, direction, meaning and source of each score."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, Unpack
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from leakwatch.callbacks._probing.distributed import refuse_sharded
+from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
+from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
-from leakwatch.callbacks._probing.session import Session, checked_map
+from leakwatch.callbacks._probing.session import Session
 from leakwatch.callbacks._probing.state import Progress
-from leakwatch.callbacks._probing.step import Share
+from leakwatch.callbacks._probing.training_probes import Source, training_probes
 from leakwatch.callbacks._recording.loggers import warn
 from leakwatch.callbacks._recording.run_metadata import natural_directory
+from leakwatch.callbacks.gradient_defense import GradientDefense
 from leakwatch.checks import (
     check_channels,
     check_flag,
@@ -26,72 +30,53 @@ from leakwatch.checks import (
     check_path,
     check_scores,
 )
-from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.parameter_filters import check_filter
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
-from leakwatch.reporting import Row
-from leakwatch.reporting.message import GRADIENT, Message
-from leakwatch.scores import Settings, resolve
-from leakwatch.scores.measure.plan import Solver, check_solver
+from leakwatch.scores import Scoring, resolve
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver, check_solver
 
-__all__ = ["ProbeCallback"]
+__all__ = ["ProbeCallback", "RecordingCallback"]
 
-_DTYPES = ("float32", "float64")
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ALWAYS = ("grad_norm", "loss")
 
 
-class ProbeCallback(Callback):
-    """Base of the callbacks that measure something about fixed training samples.
+class RecordingCallback(Callback, Probing):
+    """Base of the callbacks that measure something about samples of the training data.
 
-    It decides when and on which samples, keeps the record, and answers for training
-    being left alone; what is measured is up to :meth:`measure`. Not for use by itself.
+    It decides when, keeps the record, and answers for training being left alone. What
+    is measured, and of which samples, is up to a subclass: see
+    :class:`leakwatch.callbacks._probing.run.Probing`. Not for use by itself.
 
     Arguments are those of :class:`leakwatch.callbacks.LeakageMonitor`.
     """
 
-    #: What clients share, in the words of the report.
-    message: ClassVar[Message] = GRADIENT
-
     def __init__(
         self,
-        probes: ProbeSet | int,
         scores: Sequence[str],
         *,
-        every_n_epochs: int,
-        at_start: bool,
         noise_std: float | None,
-        epsilon: float,
-        prior_std: float | None,
-        data_range: float | None,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        target_psnr: float,
-        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None,
-        solver: str,
-        dtype: str,
-        max_memory: float,
         products: int,
-        seed: int,
-        directory: str | None,
-        report: bool,
-        log_images: bool,
-        verbose: bool,
         name: str,
+        at_start: bool = False,
+        every_n_epochs: int = 1,
+        epsilon: float = 0.0,
+        prior_std: float | None = None,
+        data_range: float | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+        dtype: str = "float32",
+        max_memory: float = DEFAULT_MAX_MEMORY,
+        seed: int = 0,
+        directory: str | None = None,
+        report: bool = True,
+        log_images: bool = False,
+        verbose: bool = True,
     ) -> None:
         super().__init__()
-        if isinstance(probes, bool) or not isinstance(probes, ProbeSet | int):
-            raise TypeError(
-                f"probes must be a ProbeSet or how many to draw, got "
-                f"{type(probes).__name__}; for instance probes=32 or "
-                f"probes=ProbeSet.from_dataset(dataset)."
-            )
-        if isinstance(probes, int):
-            check_integer("probes", probes, example=32)
-        elif mean is not None or std is not None:
-            raise ValueError(
-                "mean and std are for probes that the callback draws; a ProbeSet has "
-                "its own: ProbeSet.from_dataset(dataset, mean=..., std=...)."
-            )
         if dtype not in _DTYPES:
             raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
         if criterion is not None and not callable(criterion):
@@ -100,10 +85,7 @@ class ProbeCallback(Callback):
                 f"loss per sample, got {type(criterion).__name__}."
             )
         self.scores = resolve([*check_scores(scores), *_ALWAYS])
-        self.solver: Solver = check_solver(solver)
-        self.every_n_epochs = check_integer(
-            "every_n_epochs", every_n_epochs, example=5, smallest=1
-        )
+        self.every_n_epochs = check_integer("every_n_epochs", every_n_epochs, example=5)
         self.at_start = check_flag("at_start", at_start)
         self.noise_std = _optional("noise_std", noise_std, 1e-4)
         self.epsilon = check_number("epsilon", epsilon, "[0, inf)", example=0.0)
@@ -112,9 +94,6 @@ class ProbeCallback(Callback):
         self.mean: tuple[float, ...] | None
         self.std: tuple[float, ...] | None
         self.mean, self.std = check_channels(mean, std)
-        self.target_psnr = check_number(
-            "target_psnr", target_psnr, "(-inf, inf)", example=20.0
-        )
         self.criterion = criterion
         self.dtype = dtype
         self.max_memory = check_number("max_memory", max_memory, example=2048)
@@ -125,68 +104,26 @@ class ProbeCallback(Callback):
         self.log_images = check_flag("log_images", log_images)
         self.verbose = check_flag("verbose", verbose)
         self.name = check_name("name", name)
-        self.given = probes
-        self.parameters: str | Sequence[str] | None = None
         self._progress = Progress()
-        self._probes = probes if isinstance(probes, ProbeSet) else None
+        self._probes: ProbeSet | None = None
         self._loaded: Progress | None = None
         self._session: Session | None = None
         self._ended = ("", 0)
 
-    # -- what is measured ----------------------------------------------------------
-
-    @abstractmethod
-    def measure(
-        self,
-        module: LightningModule,
-        gradients: GradientMap,
-        probes: ProbeSet,
-        settings: Settings,
-        *,
-        epoch: int,
-        step: int,
-        rank: int,
-        world_size: int,
-    ) -> Share:
-        """Measures probes rank, rank + world_size, …; never raises an error.
-
-        Args:
-            module: the network, left as it was.
-            gradients: its gradient map.
-            probes: all probes.
-            settings: noise, prior and pixels.
-            epoch: completed epochs.
-            step: optimiser steps.
-            rank: of this process.
-            world_size: number of processes.
-        """
-
-    @abstractmethod
-    def describe(self) -> dict[str, dict[str, str]]:
-        """Unit, direction, meaning and source of each quantity that is recorded."""
-
-    @abstractmethod
-    def settled(self) -> dict[str, Any]:
-        """The arguments that the record of a run should state."""
-
-    def examine(
-        self, module: LightningModule, gradients: GradientMap, probes: ProbeSet
-    ) -> None:
-        """Refuses, before training, what :meth:`measure` could never do.
-
-        Args:
-            module: the network.
-            gradients: its gradient map.
-            probes: all probes.
-        """
-
-    def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
-        """What follows from the rows of all processes; the same in each of them."""
-        return []
-
-    def sentence(self, rows: Sequence[Row]) -> str | None:
-        """The line to print after a step, instead of the default one."""
-        return None
+    @property
+    def scoring(self) -> Scoring:
+        """How samples are scored: what the arguments say about it."""
+        return Scoring(
+            self.scores,
+            noise_std=self.noise_std,
+            epsilon=self.epsilon,
+            prior_std=self.prior_std,
+            data_range=self.data_range,
+            criterion=self.criterion,
+            dtype=_DTYPES[self.dtype],
+            max_memory=self.max_memory,
+            products=self.products,
+        )
 
     # -- policy --------------------------------------------------------------------
 
@@ -232,7 +169,7 @@ class ProbeCallback(Callback):
         callbacks: list[Callback] = getattr(trainer, "callbacks", [])
         for other in callbacks:
             if (
-                isinstance(other, ProbeCallback)
+                isinstance(other, RecordingCallback)
                 and other is not self
                 and other.name == self.name
             ):
@@ -241,13 +178,6 @@ class ProbeCallback(Callback):
                     f"same keys; give one of them another name, for instance "
                     f"{type(self).__name__}(name='leakwatch-test')."
                 )
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks given probes as soon as the module is complete."""
-        waiting = any(is_lazy(p) for p in pl_module.parameters())
-        if isinstance(self.given, ProbeSet) and not waiting:
-            with isolated_rng():
-                checked_map(self, pl_module, self.given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the probes, opens the ledger, and probes the network as it starts."""
@@ -259,8 +189,16 @@ class ProbeCallback(Callback):
             self._progress = Progress()  # neither resumed nor one more fit()
         self._ended = (str(natural), step)
         self._warn_if_never_due(trainer)
+        callbacks: list[Callback] = getattr(trainer, "callbacks", [])
         with isolated_rng():
-            self._session = Session(self, trainer, pl_module, self._progress, natural)
+            self._session = Session(
+                self,
+                trainer,
+                pl_module,
+                self._progress,
+                natural,
+                defended=any(isinstance(c, GradientDefense) for c in callbacks),
+            )
         self._probes = self._session.probes
         if step == 0 and self._progress.epoch_asked < 0:
             self._ask(trainer, pl_module, epoch=0)
@@ -329,7 +267,7 @@ class ProbeCallback(Callback):
 
     def _warn_if_never_due(self, trainer: Trainer) -> None:
         """Nothing is said of a schedule of one's own, or where there is a record."""
-        own = type(self).should_probe is not ProbeCallback.should_probe
+        own = type(self).should_probe is not RecordingCallback.should_probe
         starts = self.at_start and trainer.global_step == 0
         if not (own or starts or self._progress.position):
             text = never_due(type(self).__name__, self.every_n_epochs, trainer)
@@ -342,6 +280,106 @@ class ProbeCallback(Callback):
             self._ended = (self._ended[0], trainer.global_step)
             with isolated_rng():
                 session.finish(trainer)
+
+
+class ProbeCallback(RecordingCallback):
+    """Base of the callbacks that watch the same samples all through training.
+
+    Arguments are those of :class:`leakwatch.callbacks.LeakageMonitor`.
+    """
+
+    @with_options_of(RecordingCallback)
+    def __init__(
+        self,
+        probes: ProbeSet | int,
+        scores: Sequence[str],
+        *,
+        noise_std: float,
+        name: str,
+        at_start: bool,
+        target_psnr: float = 20.0,
+        solver: str = "auto",
+        products: int = DEFAULT_PRODUCTS,
+        parameters: str | Sequence[str] | None = None,
+        **options: Unpack[RecordOptions],
+    ) -> None:
+        super().__init__(
+            scores,
+            noise_std=check_number("noise_std", noise_std, example=1e-4),
+            products=products,
+            name=name,
+            at_start=at_start,
+            **options,
+        )
+        if isinstance(probes, bool) or not isinstance(probes, ProbeSet | int):
+            raise TypeError(
+                f"probes must be a ProbeSet or how many to draw, got "
+                f"{type(probes).__name__}; for instance probes=32 or "
+                f"probes=ProbeSet.from_dataset(dataset)."
+            )
+        if isinstance(probes, int):
+            check_integer("probes", probes, example=32)
+        elif self.mean is not None:
+            raise ValueError(
+                "mean and std are for probes that the callback draws; a ProbeSet has "
+                "its own: ProbeSet.from_dataset(dataset, mean=..., std=...)."
+            )
+        if parameters is not None:
+            check_filter(parameters)
+        self.given = probes
+        self.target_psnr = check_number(
+            "target_psnr", target_psnr, "(-inf, inf)", example=20.0
+        )
+        self.solver: Solver = check_solver(solver)
+        self.parameters = parameters
+        self._probes = probes if isinstance(probes, ProbeSet) else None
+
+    @property
+    def scoring(self) -> Scoring:
+        """How samples are scored: what the arguments say about it."""
+        return replace(
+            super().scoring,
+            target_psnr=self.target_psnr,
+            solver=self.solver,
+            parameters=self.parameters,
+        )
+
+    def draw(
+        self,
+        source: Source,
+        indices: Sequence[int] | None = None,
+        n: int | None = None,
+    ) -> ProbeSet:
+        """The samples to watch.
+
+        Args:
+            source: the data of the run.
+            indices: of the samples that the run watched before, if it goes on.
+            n: how many to draw; ``None``: as ``probes`` says.
+
+        Raises:
+            TypeError: if there is no map-style data set to draw from.
+            ValueError: if its samples can't be probed.
+        """
+        if isinstance(self.given, ProbeSet):
+            return self.given
+        return training_probes(
+            source,
+            caller=type(self).__name__,
+            n=self.given if n is None else n,
+            seed=self.seed,
+            mean=self.mean,
+            std=self.std,
+            data_range=self.data_range,
+            indices=indices,
+        )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks given probes as soon as the module is complete."""
+        waiting = any(is_lazy(p) for p in pl_module.parameters())
+        if isinstance(self.given, ProbeSet) and not waiting:
+            with isolated_rng():
+                checked_map(self.scoring, pl_module, self.given)
 
 
 def _optional(name: str, value: Any, example: float) -> float | None:

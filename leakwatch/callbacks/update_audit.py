@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
 
 from leakwatch.attacks import UpdateAttack
 from leakwatch.attacks.updates import presets
@@ -28,24 +27,25 @@ from leakwatch.callbacks._audit.updates import (
     check_clients,
     chosen_clients,
 )
-from leakwatch.callbacks._probing.step import Share
-from leakwatch.callbacks._probing.training_probes import only_loader, training_probes
-from leakwatch.callbacks.probe_callback import ProbeCallback
+from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
+from leakwatch.callbacks._probing.step import ProbeStep, Share
+from leakwatch.callbacks._probing.training_probes import (
+    Source,
+    only_loader,
+    training_probes,
+)
+from leakwatch.callbacks.probe_callback import RecordingCallback
 from leakwatch.checks import check_flag
-from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
 from leakwatch.reporting.message import UPDATE
-from leakwatch.scores import Settings
-from leakwatch.scores.api import DEFAULT_MAX_MEMORY
 from leakwatch.scores.updates.client import Effort
 
 __all__ = ["UpdateAudit"]
 
 
-class UpdateAudit(ProbeCallback):
+class UpdateAudit(RecordingCallback):
     """Attacks the updates of chosen clients every R communication rounds.
 
     For :class:`leakwatch.models.FedAvgModule`, or any module that keeps its
@@ -112,6 +112,7 @@ class UpdateAudit(ProbeCallback):
 
     message = UPDATE
 
+    @with_options_of(RecordingCallback)
     def __init__(
         self,
         clients: Sequence[int] | int = 2,
@@ -126,47 +127,13 @@ class UpdateAudit(ProbeCallback):
         joint: bool = True,
         metrics: Sequence[str] = METRICS,
         time_limit: float | None = None,
-        every_n_epochs: int = 1,
         noise_std: float | None = None,
-        epsilon: float = 0.0,
-        prior_std: float | None = None,
-        data_range: float | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
-        dtype: str = "float32",
-        max_memory: float = DEFAULT_MAX_MEMORY,
         products: int = 150,
-        seed: int = 0,
-        directory: str | None = None,
-        report: bool = True,
-        log_images: bool = False,
-        verbose: bool = True,
         name: str = "leakwatch-update",
+        **options: Unpack[RecordOptions],
     ) -> None:
         super().__init__(
-            1,  # replaced by the clients' samples when these are known
-            scores,
-            every_n_epochs=every_n_epochs,
-            at_start=False,
-            noise_std=noise_std,
-            epsilon=epsilon,
-            prior_std=prior_std,
-            data_range=data_range,
-            mean=mean,
-            std=std,
-            target_psnr=20.0,
-            criterion=criterion,
-            solver="auto",
-            dtype=dtype,
-            max_memory=max_memory,
-            products=products,
-            seed=seed,
-            directory=directory,
-            report=report,
-            log_images=log_images,
-            verbose=verbose,
-            name=name,
+            scores, noise_std=noise_std, products=products, name=name, **options
         )
         self.clients = check_clients(clients)
         engine, tries, start = chosen_attack(
@@ -213,27 +180,31 @@ class UpdateAudit(ProbeCallback):
                 f"leakwatch.models.FedAvgModule, or InversionAudit for gradients."
             )
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forgets the clients of an earlier fit, whose data may have been others."""
-        self.given = 1
-        super().on_fit_start(trainer, pl_module)
+    def draw(self, source: Source, indices: Sequence[int] | None = None) -> ProbeSet:
+        """Chooses the clients; watched are the samples that these hold now.
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Chooses the clients and opens the ledger."""
-        with isolated_rng():
-            self._members = chosen_clients(
-                only_loader(trainer).dataset, self.clients, self.seed
-            )
-            self.given = training_probes(
-                trainer,
-                n=1,
-                seed=self.seed,
-                mean=self.mean,
-                std=self.std,
-                data_range=self.data_range,
-                indices=[i for part in self._members.values() for i in part],
-            )
-        super().on_train_start(trainer, pl_module)
+        Args:
+            source: the data of the run.
+            indices: of no use: clients and seed say which samples.
+
+        Raises:
+            TypeError: for data that know no clients.
+            ValueError: for clients that there are not.
+        """
+        caller = type(self).__name__
+        self._members = chosen_clients(
+            only_loader(source, caller).dataset, self.clients, self.seed
+        )
+        return training_probes(
+            source,
+            caller=caller,
+            n=1,
+            seed=self.seed,
+            mean=self.mean,
+            std=self.std,
+            data_range=self.data_range,
+            indices=[i for part in self._members.values() for i in part],
+        )
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -242,31 +213,9 @@ class UpdateAudit(ProbeCallback):
 
     # -- what is measured ------------------------------------------------------------
 
-    def measure(
-        self,
-        module: LightningModule,
-        gradients: GradientMap,
-        probes: ProbeSet,
-        settings: Settings,
-        *,
-        epoch: int,
-        step: int,
-        rank: int,
-        world_size: int,
-    ) -> Share:
+    def measure(self, step: ProbeStep) -> Share:
         """Attacks and scores the watched clients; raises no error."""
-        if rank:
-            return Share()
-        return audit_round(
-            module,
-            gradients,
-            probes,
-            settings,
-            self.plan,
-            self._members,
-            epoch=epoch,
-            step=step,
-        )
+        return Share() if step.rank else audit_round(step, self.plan, self._members)
 
     def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
         """Shares of recovered samples, and correlations with the scores."""

@@ -6,14 +6,13 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Literal, Self, cast, final
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
-from leakwatch.callbacks._probing.training_probes import training_probes
+from leakwatch.callbacks._probing.training_probes import Source
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
 from leakwatch.cli.training import ConfiguredCLI
@@ -154,30 +153,19 @@ def draw(
         data.setup("fit")
     if isinstance(monitor.given, ProbeSet):
         return monitor.given, ""
-    wanted = monitor.given if count is None else count
-    if split == "train":
-        loader, known = data.train_dataloader(), data
-    else:
-        # Without probe_dataset, which holds training samples.
-        loader = data.val_dataloader()
-        names = ("mean", "std", "class_names")
-        known = cast(
-            Any, SimpleNamespace(**{name: getattr(data, name, None) for name in names})
-        )
+    training = split == "train"
+    source = Source(
+        data.train_dataloader() if training else data.val_dataloader(), data, training
+    )
     saved = {} if checkpoint is None else checkpoint.callbacks
     # An attack may ask about a run that was watched, but never attacked.
     state = saved.get(monitor.state_key) or _of_a_monitor(saved)
-    watched = state.get("indices") or [] if split == "train" else []
-    probes = training_probes(
-        cast(Trainer, SimpleNamespace(train_dataloader=loader, datamodule=known)),
-        n=wanted,
-        seed=monitor.seed,
-        mean=monitor.mean,
-        std=monitor.std,
-        data_range=monitor.data_range,
-        indices=watched if len(watched) == wanted else None,
-    )
-    if len(watched) == wanted and probes.fingerprint() != state.get("fingerprint"):
+    wanted = monitor.given if count is None else count
+    watched = state.get("indices") if training else None
+    if watched is None or len(watched) != wanted:
+        return monitor.draw(source, n=wanted), ""
+    probes = monitor.draw(source, watched)
+    if probes.fingerprint() != state.get("fingerprint"):
         return probes, (
             "The samples are not those that the run watched under the same indices: "
             "the config's data or normalisation is another."

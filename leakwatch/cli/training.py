@@ -18,7 +18,7 @@ from lightning.pytorch.cli import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from leakwatch.callbacks.probe_callback import ProbeCallback
+from leakwatch.callbacks.probe_callback import RecordingCallback
 from leakwatch.cli.tables import run_table
 from leakwatch.reporting import RiskLedger
 
@@ -151,7 +151,7 @@ def recorded_runs(trainer: Trainer) -> list[Path]:
     monitors: list[Any] = [
         callback
         for callback in trainer.callbacks  # type: ignore[attr-defined]
-        if isinstance(callback, ProbeCallback)
+        if isinstance(callback, RecordingCallback)
     ]
     found = [Path(m.run_directory) for m in monitors if m.run_directory is not None]
     return [directory for directory in found if directory.is_dir()]

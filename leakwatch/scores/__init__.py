@@ -1,7 +1,8 @@
 """Scores: how exposed a sample is, without attacking it."""
 
 from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
-from leakwatch.scores.api import evaluate, score
+from leakwatch.scores.api import Scoring, score
+from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import Score, available, get, groups, register, resolve
 from leakwatch.scores.result import ScoreResult, Value
@@ -15,13 +16,14 @@ __all__ = [
     "STATUS_WORDS",
     "SampleSpectrum",
     "Score",
+    "ScoreInputs",
     "ScoreResult",
+    "Scoring",
     "Settings",
     "Status",
     "UpdateScores",
     "Value",
     "available",
-    "evaluate",
     "evaluate_update",
     "get",
     "groups",

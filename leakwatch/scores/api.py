@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -26,10 +28,145 @@ from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.result import ScoreResult
 from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive
 
-__all__ = ["DEFAULT_MAX_MEMORY", "check_positive", "evaluate", "score"]
+__all__ = ["DEFAULT_MAX_MEMORY", "Scoring", "check_positive", "score"]
 
 #: MiB that the Jacobian of one sample may take before ``auto`` gives up the exact way.
 DEFAULT_MAX_MEMORY = 2048
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How samples are scored: what :func:`score` is told about all of them.
+
+    :func:`score`, the callbacks and ``leakwatch audit`` all make their gradient map,
+    settings and scores with it. An argument of :func:`score` that is no attribute here
+    belongs to single samples.
+
+    Attributes:
+        scores: what to compute.
+        noise_std: as in :func:`score`, like all that follow.
+        epsilon: of I²F.
+        prior_std: ``None`` for that of the samples.
+        prior_covariance: instead of it.
+        data_range: ``None`` for that of the samples.
+        target_psnr: for ``noise_std_for_psnr``.
+        influence_steps: for a given perturbation.
+        criterion: one loss per sample.
+        parameters: which are shared.
+        solver: of the spectrum.
+        dtype: of gradients and scores.
+        max_memory: MiB for the Jacobian of one sample.
+        products: most products with it for each task.
+    """
+
+    scores: tuple[Score, ...]
+    noise_std: float | None = None
+    epsilon: float = 0.0
+    prior_std: float | None = None
+    prior_covariance: Float[Tensor, "d_x d_x"] | None = None
+    data_range: float | None = None
+    target_psnr: float = 20.0
+    influence_steps: int = 1
+    criterion: Criterion | None = None
+    parameters: ParameterFilter | None = None
+    solver: Solver = "auto"
+    dtype: torch.dtype = torch.float32
+    max_memory: float = DEFAULT_MAX_MEMORY
+    products: int = DEFAULT_PRODUCTS
+
+    def gradient_map(self, module: nn.Module) -> GradientMap:
+        """The map from a sample to the gradient that it would share.
+
+        Args:
+            module: the network.
+        """
+        return GradientMap(
+            module, self.criterion, parameters=self.parameters, dtype=self.dtype
+        )
+
+    def settings(self, *, prior_std: float, data_range: float) -> Settings:
+        """What the scores assume.
+
+        Args:
+            prior_std: of the samples, where none is stated.
+            data_range: of the samples, where none is stated.
+
+        Raises:
+            ValueError: for numbers out of range.
+        """
+        return Settings(
+            noise_std=self.noise_std,
+            epsilon=self.epsilon,
+            prior_std=prior_std if self.prior_std is None else self.prior_std,
+            data_range=data_range if self.data_range is None else self.data_range,
+            target_psnr=self.target_psnr,
+            prior_covariance=self.prior_covariance,
+            influence_steps=self.influence_steps,
+        )
+
+    def evaluate(
+        self, inputs: ScoreInputs, settings: Settings, *, started: float | None = None
+    ) -> ScoreResult:
+        """The scores of samples that have been checked.
+
+        Args:
+            inputs: samples at a network, with a map of :meth:`gradient_map`.
+            settings: from :meth:`settings`.
+            started: ``time.perf_counter()`` at the start.
+
+        Returns:
+            The scores. A sample that can't be scored has the status ``failed``.
+
+        Raises:
+            ValueError: for a perturbation or a covariance of another shape, an empty
+                batch, missing noise_std, or an influence path that can't be followed.
+            Exception: that which stopped every single sample.
+        """
+        started = time.perf_counter() if started is None else started
+        if len(inputs) == 0:
+            raise ValueError("there is no sample to score: the batch is empty.")
+        _check_noise(self.scores, settings, inputs.delta)
+        _check_shapes(inputs, settings)
+        given = inputs.delta is not None or settings.prior_covariance is not None
+        chosen = plan(
+            [s.needs for s in self.scores],
+            inputs,
+            solver=self.solver,
+            max_memory=self.max_memory,
+            products=self.products,
+            eigenvectors=given,
+        )
+        _check_path(settings, chosen, inputs.delta)
+        rows = score_samples(inputs, self.scores, settings, chosen)
+        spectra = None
+        if chosen.solver == "exact":
+            lost = torch.full((inputs.x[0].numel(),), math.nan, dtype=torch.float64)
+            spectra = torch.stack(
+                [lost if row.eigenvalues is None else row.eigenvalues for row in rows]
+            )
+        return ScoreResult(
+            numbers={
+                s.name: torch.tensor(
+                    [row.values[s.name].number for row in rows], dtype=torch.float64
+                )
+                for s in self.scores
+            },
+            status={
+                s.name: tuple(row.values[s.name].status for row in rows)
+                for s in self.scores
+            },
+            solver=chosen.solver,
+            reason=chosen.reason,
+            eigenvalues=spectra,
+            traces={
+                name: torch.tensor(
+                    [row.traces.get(name, math.nan) for row in rows]
+                ).double()
+                for name in dict.fromkeys(name for row in rows for name in row.traces)
+            },
+            seconds=time.perf_counter() - started,
+        )
 
 
 def score(
@@ -119,20 +256,28 @@ def score(
         (torch.Size([2]), 'ok')
     """
     started = time.perf_counter()
-    wanted = resolve(scores)
-    solver = check_solver(solver)
     check_positive(data_range=data_range, max_memory=max_memory, products=products)
-    settings = Settings(
+    scoring = Scoring(
+        resolve(scores),
         noise_std=noise_std,
         epsilon=epsilon,
-        prior_std=data_range * UNIFORM_STD if prior_std is None else prior_std,
+        prior_std=prior_std,
+        prior_covariance=prior_covariance,
         data_range=data_range,
         target_psnr=target_psnr,
-        prior_covariance=prior_covariance,
         influence_steps=influence_steps,
+        criterion=criterion,
+        parameters=parameters,
+        solver=check_solver(solver),
+        dtype=dtype,
+        max_memory=max_memory,
+        products=products,
     )
-    _check_noise(wanted, settings, delta)
-    gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
+    settings = scoring.settings(
+        prior_std=data_range * UNIFORM_STD, data_range=data_range
+    )
+    _check_noise(scoring.scores, settings, delta)
+    gradients = scoring.gradient_map(module)
     x, y = checked_samples(gradients, x, y)
     if (mean is None) != (std is None):
         raise ValueError(
@@ -144,109 +289,15 @@ def score(
             f"scores are in network-input units and every PSNR refers to a range of "
             f"{data_range:g} there"
         )
-    return evaluate(
-        gradients,
-        x,
-        y,
-        wanted,
-        settings,
-        solver=solver,
-        max_memory=max_memory,
-        products=products,
-        input_scale=input_scale_of(x, std),
-        offset=offset_of(x, mean, std, prior_mean, data_range),
-        delta=delta,
-        started=started,
-    )
-
-
-def evaluate(
-    gradients: GradientMap,
-    x: Float[Tensor, "batch ..."],
-    y: Int[Tensor, " batch"],
-    scores: Sequence[Score],
-    settings: Settings,
-    *,
-    solver: Solver = "auto",
-    max_memory: float = DEFAULT_MAX_MEMORY,
-    products: int = DEFAULT_PRODUCTS,
-    input_scale: Float[Tensor, " d_x"] | None = None,
-    offset: Float[Tensor, "batch d_x"] | None = None,
-    delta: Float[Tensor, "batch d_theta"] | None = None,
-    started: float | None = None,
-) -> ScoreResult:
-    """:func:`score` for a gradient map, and inputs that have been checked.
-
-    Args:
-        gradients: the gradient map.
-        x: network inputs on the module's device.
-        y: labels there.
-        scores: resolved scores.
-        settings: noise, prior and pixels.
-        solver: as in :func:`score`.
-        max_memory: as in :func:`score`.
-        products: as in :func:`score`.
-        input_scale: d(input)/d(pixel).
-        offset: x − μ in pixel units; only used with ``delta``.
-        delta: perturbations.
-        started: ``time.perf_counter()`` at the start.
-
-    Returns:
-        The scores. A sample that can't be scored has the status ``failed``.
-
-    Raises:
-        ValueError: for a perturbation or a covariance of another shape, an empty batch,
-            missing noise_std, or an influence path that can't be followed.
-        Exception: that which stopped every single sample.
-    """
-    started = time.perf_counter() if started is None else started
-    if len(x) == 0:
-        raise ValueError("there is no sample to score: the batch is empty.")
-    _check_noise(scores, settings, delta)
-    _check_shapes(gradients, x, settings, delta)
     inputs = ScoreInputs(
         gradients,
         x,
         y,
-        input_scale=input_scale,
-        offset=None if offset is None else offset.to(x.device).double(),
+        input_scale=input_scale_of(x, std),
+        offset=offset_of(x, mean, std, prior_mean, data_range),
         delta=None if delta is None else delta.detach().to(x.device),
     )
-    chosen = plan(
-        [s.needs for s in scores],
-        inputs,
-        solver=solver,
-        max_memory=max_memory,
-        products=products,
-        eigenvectors=delta is not None or settings.prior_covariance is not None,
-    )
-    _check_path(settings, chosen, delta)
-    rows = score_samples(inputs, scores, settings, chosen)
-    spectra = None
-    if chosen.solver == "exact":
-        lost = torch.full((x[0].numel(),), math.nan, dtype=torch.float64)
-        spectra = torch.stack(
-            [lost if row.eigenvalues is None else row.eigenvalues for row in rows]
-        )
-    return ScoreResult(
-        numbers={
-            s.name: torch.tensor(
-                [row.values[s.name].number for row in rows], dtype=torch.float64
-            )
-            for s in scores
-        },
-        status={s.name: tuple(r.values[s.name].status for r in rows) for s in scores},
-        solver=chosen.solver,
-        reason=chosen.reason,
-        eigenvalues=spectra,
-        traces={
-            name: torch.tensor(
-                [row.traces.get(name, math.nan) for row in rows]
-            ).double()
-            for name in dict.fromkeys(name for row in rows for name in row.traces)
-        },
-        seconds=time.perf_counter() - started,
-    )
+    return scoring.evaluate(inputs, settings, started=started)
 
 
 def _check_noise(
@@ -275,12 +326,10 @@ def _check_path(settings: Settings, chosen: Plan, delta: Tensor | None) -> None:
         )
 
 
-def _check_shapes(
-    gradients: GradientMap, x: Tensor, settings: Settings, delta: Tensor | None
-) -> None:
-    d_x = x[0].numel()
+def _check_shapes(inputs: ScoreInputs, settings: Settings) -> None:
+    d_x, delta = inputs.x[0].numel(), inputs.delta
     if delta is not None:
-        expected = (len(x), gradients.size)
+        expected = (len(inputs), inputs.gradients.size)
         if tuple(delta.shape) != expected or not delta.is_floating_point():
             raise ValueError(
                 f"delta must hold one floating point perturbation of the gradient per "

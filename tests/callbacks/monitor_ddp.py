@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 from leakwatch.callbacks import LeakageMonitor
-from leakwatch.callbacks._probing import step
+from leakwatch.scores import Scoring
 
 KEY = "leakwatch/i2f_lb/median"
 
@@ -112,21 +112,21 @@ def resumed(folder: Path, processes: int) -> dict[str, Any]:
 
 def broken(folder: Path, processes: int) -> dict[str, Any]:
     """The second process (or the only one, with all of the probes) has no luck."""
-    right = step.evaluate
+    right = Scoring.evaluate
 
     def wrong(*args: Any, **keywords: Any) -> Any:
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 0:
             return right(*args, **keywords)
         raise ArithmeticError("no luck")
 
-    step.evaluate = wrong
+    Scoring.evaluate = wrong
     watched = watch(dtype="float64")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = go(folder, watched, processes=processes)
     finally:
-        step.evaluate = right
+        Scoring.evaluate = right
     said = [str(w.message) for w in caught if "leakwatch" in str(w.message)]
     return {"record": record_of(watched), "epoch": run.current_epoch, "said": said}
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
 from leakwatch.callbacks import InversionAudit, LeakageMonitor
 from leakwatch.callbacks._audit.plan import chosen
+from leakwatch.callbacks._probing.run import ProbeRun
 from leakwatch.derivatives import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
@@ -261,20 +262,8 @@ def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
         torch.manual_seed(0)
         module = Tiny()
         watched = audit(attack=Known(lambda i: 0.1 * i))
-        from leakwatch.scores import Settings
-
-        p = probes()
-        found = watched.measure(
-            module,
-            GradientMap(module),
-            p,
-            Settings(noise_std=1e-4, prior_std=p.prior_std, data_range=1.0),
-            epoch=1,
-            step=1,
-            rank=rank,
-            world_size=world_size,
-        )
-        return found.rows
+        run = ProbeRun(watched, module, probes(), warn=pytest.fail)
+        return run.measure(1, 1, rank=rank, world_size=world_size).rows
 
     whole = {(r.sample, r.quantity): r.value for r in share(0, 1)}
     parts = {(r.sample, r.quantity): r.value for rank in (0, 1) for r in share(rank, 2)}

@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks._probing import run as probe_run
 from leakwatch.callbacks._probing import session
-from leakwatch.callbacks._probing import step as probing
 from leakwatch.callbacks._recording import recorder
 from leakwatch.reporting import (
     LedgerTable,
@@ -40,6 +40,7 @@ from leakwatch.reporting import (
     summarize,
 )
 from leakwatch.reporting.extras import require
+from leakwatch.scores import Scoring
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_an_exception_in_the_evaluation(
     monkeypatch: pytest.MonkeyPatch,
     caught: list[warnings.WarningMessage],
 ) -> None:
-    fail_from(monkeypatch, probing, "evaluate", ArithmeticError("bad\nluck"), 2)
+    fail_from(monkeypatch, Scoring, "evaluate", ArithmeticError("bad\nluck"), 2)
     watched = monitor()
     run = fit(tmp_path, watched, max_epochs=3)
     assert run.current_epoch == 3
@@ -206,7 +207,7 @@ def test_a_disk_that_fills_up(
     ("place", "name", "words"),
     [
         (session, "scalars_of", "a probe step has no summary"),
-        (session, "merge_spectra", "recording a step failed"),
+        (probe_run, "merge_spectra", "recording a step failed"),
     ],
 )
 def test_a_mistake_of_ours_stops_no_training(
@@ -250,7 +251,7 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
 def test_an_interrupt_passes_and_the_record_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_from(monkeypatch, probing, "evaluate", KeyboardInterrupt(), 3)
+    fail_from(monkeypatch, Scoring, "evaluate", KeyboardInterrupt(), 3)
     watched = monitor(report=True)
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -301,7 +302,7 @@ def test_the_module_is_given_back_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **keywords: Any) -> Any:
-        module = args[0].module
+        module = args[1].module
         module.eval()
         module.requires_grad_(False)
         torch.rand(3)
@@ -315,7 +316,7 @@ def test_the_module_is_given_back_after_a_failure(
 
     plain = Watcher(look)
     fit(tmp_path, plain, max_epochs=2)
-    monkeypatch.setattr(probing, "evaluate", broken)
+    monkeypatch.setattr(Scoring, "evaluate", broken)
     seen = Watcher(look)
     with pytest.warns(UserWarning, match="halfway"):
         fit(tmp_path, monitor(), seen, max_epochs=2)
@@ -325,7 +326,7 @@ def test_the_module_is_given_back_after_a_failure(
 def test_quantities_keep_their_direction_in_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_from(monkeypatch, probing, "evaluate", ArithmeticError("always"), 1)
+    fail_from(monkeypatch, Scoring, "evaluate", ArithmeticError("always"), 1)
     watched = monitor(report=True)
     with pytest.warns(UserWarning, match="always"):
         fit(tmp_path, watched)

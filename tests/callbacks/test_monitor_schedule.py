@@ -22,6 +22,7 @@ from monitor_cases import (
 )
 
 from leakwatch.callbacks import LeakageMonitor
+from leakwatch.scores import Scoring
 
 KEY = "leakwatch/i2f_lb/median"
 
@@ -202,10 +203,8 @@ def test_a_failed_probe_leaves_no_old_value_to_monitor(
             raise ArithmeticError("no luck")
         return evaluate(*args, **keywords)
 
-    from leakwatch.callbacks._probing import step as probing
-
-    evaluate = probing.evaluate
-    monkeypatch.setattr(probing, "evaluate", fails)
+    evaluate = Scoring.evaluate
+    monkeypatch.setattr(Scoring, "evaluate", fails)
     watched = monitor()
     best = ModelCheckpoint(tmp_path / "c", monitor=KEY, mode="max", filename="{epoch}")
     stop = EarlyStopping(KEY, mode="max", patience=9, check_finite=False)

@@ -14,10 +14,11 @@ from leakwatch.derivatives import GradientMap
 from leakwatch.scores import (
     SampleSpectrum,
     Score,
+    ScoreInputs,
+    Scoring,
     Settings,
     Value,
     available,
-    evaluate,
     register,
     resolve,
     score,
@@ -88,13 +89,17 @@ def test_bad_samples(small: Small) -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         score(net, x[:0], y[:0], "lavp")
     with pytest.raises(ValueError, match="batch is empty"):
-        evaluate(GradientMap(net), x[:0], y[:0], resolve("lavp"), Settings())
+        Scoring(resolve("lavp")).evaluate(
+            ScoreInputs(GradientMap(net), x[:0], y[:0]), Settings()
+        )
 
 
 def test_evaluate_checks_what_it_was_given(small: Small) -> None:
     net, x, y = small
     with pytest.raises(ValueError, match="need noise_std"):
-        evaluate(GradientMap(net), x, y, resolve("i2f"), Settings())
+        Scoring(resolve("i2f")).evaluate(
+            ScoreInputs(GradientMap(net), x, y), Settings()
+        )
 
 
 def test_the_module_is_left_as_it_was(small: Small) -> None:

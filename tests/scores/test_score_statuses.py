@@ -10,7 +10,14 @@ from score_problems import CASES, lenet
 from torch import Tensor, nn
 
 from leakwatch.derivatives import GradientMap
-from leakwatch.scores import ScoreResult, available, evaluate, resolve, score
+from leakwatch.scores import (
+    ScoreInputs,
+    ScoreResult,
+    Scoring,
+    available,
+    resolve,
+    score,
+)
 from leakwatch.scores.settings import UNIFORM_STD, Settings
 from leakwatch.status import STATUS_WORDS
 
@@ -87,10 +94,9 @@ def test_a_bad_sample_says_failed_and_hurts_no_other(
 
     def run(x: Tensor) -> ScoreResult:
         settings = Settings(noise_std=1e-2)
-        scores = resolve(ALL)
-        return evaluate(
-            gradients, x, y, scores, settings, solver=solver, delta=delta, offset=offset
-        )
+        scoring = Scoring(resolve(ALL), solver=solver)
+        inputs = ScoreInputs(gradients, x, y, delta=delta, offset=offset.double())
+        return scoring.evaluate(inputs, settings)
 
     good = run(x)
     x[3] = 0.0
@@ -111,11 +117,10 @@ def test_a_bad_sample_says_failed_and_hurts_no_other(
 
 def test_what_stops_every_sample_is_raised() -> None:
     with pytest.raises(RuntimeError, match="too dark"):
-        evaluate(
-            GradientMap(Refusing()),
-            torch.zeros(3, 6),
-            torch.tensor([0, 1, 2]),
-            resolve("norms"),
+        Scoring(resolve("norms")).evaluate(
+            ScoreInputs(
+                GradientMap(Refusing()), torch.zeros(3, 6), torch.tensor([0, 1, 2])
+            ),
             Settings(),
         )
 

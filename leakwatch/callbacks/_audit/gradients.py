@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
 from leakwatch.attacks.base import ProgressLine
@@ -21,52 +21,29 @@ from leakwatch.callbacks._audit.plan import (
 )
 from leakwatch.callbacks._audit.sharing import share_gradients
 from leakwatch.callbacks._probing.observing import observing
-from leakwatch.callbacks._probing.step import Share, device_of
+from leakwatch.callbacks._probing.step import ProbeStep, Share, device_of
 from leakwatch.callbacks._recording.pictures import to_pictures
 from leakwatch.derivatives import GradientMap
-from leakwatch.probes import ProbeSet
-from leakwatch.reporting import Row
-from leakwatch.scores import Settings
 from leakwatch.status import OK, Status, describe_error
 
 __all__ = ["attack_probes"]
 
 
-def attack_probes(
-    module: nn.Module,
-    gradients: GradientMap,
-    probes: ProbeSet,
-    settings: Settings,
-    audit: Audit,
-    share: Share,
-    *,
-    epoch: int,
-    step: int,
-    rank: int,
-    world_size: int,
-) -> None:
+def attack_probes(step: ProbeStep, audit: Audit, share: Share) -> None:
     """Attacks this process's part of the chosen probes and adds rows to its share.
 
     Args:
-        module: the network, left as it was.
-        gradients: its gradient map.
-        probes: all probes.
-        settings: data range and prior of the scores.
+        step: what is measured and when; its settings give data range and prior.
         audit: how to attack.
         share: gets rows and pictures; an exception becomes a status.
-        epoch: completed epochs.
-        step: optimiser steps.
-        rank: of this process.
-        world_size: number of processes.
     """
     started = time.perf_counter()
-    picked = [i for i in chosen(probes, audit.samples) if i % world_size == rank]
+    mine = step.picked
+    picked = [i for i in chosen(step.probes, audit.samples) if i in mine]
     if not picked:
         return
     try:
-        _ProbeAudit(
-            module, gradients, probes, settings, audit, share, picked, (epoch, step)
-        ).run()
+        _ProbeAudit(step, audit, share, picked).run()
     except Exception as error:
         share.error = share.error or describe_error(error)
     share.seconds += time.perf_counter() - started
@@ -77,19 +54,13 @@ class _ProbeAudit:
     """One audit, in the making."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        gradients: GradientMap,
-        probes: ProbeSet,
-        settings: Settings,
-        audit: Audit,
-        share: Share,
-        picked: Sequence[int],
-        moment: tuple[int, int],
+        self, step: ProbeStep, audit: Audit, share: Share, picked: Sequence[int]
     ) -> None:
-        self._module, self._gradients, self._probes = module, gradients, probes
-        self._settings, self._audit = settings, with_prior(audit, probes, settings)
-        self._share, self._moment = share, moment
+        probes, settings = step.probes, step.settings
+        self._step, self._probes, self._settings = step, probes, settings
+        self._module, self._gradients = step.module, step.gradients
+        self._audit = with_prior(audit, probes, settings)
+        self._share = share
         self._pixels = pixel_scale(probes, settings)
         self._x, self._y = probes.x[picked], probes.y[picked]
         self._members = [(probes.index[i], int(probes.y[i])) for i in picked]
@@ -187,7 +158,7 @@ class _ProbeAudit:
         which: Sequence[int],
     ) -> None:
         self._share.rows += [
-            Row(*self._moment, *self._members[i], name, float(value), str(status))
+            self._step.row(*self._members[i], name, value, status)
             for i, value, status in zip(which, values, statuses, strict=True)
         ]
 

@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakwatch.attacks import (
     PixelScale,
@@ -24,15 +24,12 @@ from leakwatch.attacks.verdict import MATCHED
 from leakwatch.callbacks._audit.judging import baselines, judge
 from leakwatch.callbacks._audit.plan import UpdatePlan, pixel_scale
 from leakwatch.callbacks._probing.observing import observing
-from leakwatch.callbacks._probing.step import Share, device_of
+from leakwatch.callbacks._probing.step import ProbeStep, Share, device_of
 from leakwatch.callbacks._recording.pictures import to_pictures
 from leakwatch.checks import check_integer
-from leakwatch.derivatives import GradientMap
 from leakwatch.federated import ClientUpdate, client_updates
-from leakwatch.probes import ProbeSet
 from leakwatch.quality.assignment import assign
-from leakwatch.reporting import Row
-from leakwatch.scores import Settings, UpdateScores, evaluate_update
+from leakwatch.scores import UpdateScores, evaluate_update
 from leakwatch.status import OK, Status, describe_error
 from leakwatch.weight_update import WeightUpdate
 
@@ -44,35 +41,21 @@ __all__ = [
 
 
 def audit_round(
-    module: nn.Module,
-    gradients: GradientMap,
-    probes: ProbeSet,
-    settings: Settings,
-    plan: UpdatePlan,
-    members: Mapping[int, Sequence[int]],
-    *,
-    epoch: int,
-    step: int,
+    step: ProbeStep, plan: UpdatePlan, members: Mapping[int, Sequence[int]]
 ) -> Share:
     """Attacks and scores the watched clients that answered in the last round.
 
     Args:
-        module: that keeps the round; left as it was.
-        gradients: its gradient map.
-        probes: the samples of all watched clients.
-        settings: noise, prior and pixels.
+        step: what is measured and when: a module that keeps the round, and the samples
+            of all watched clients.
         plan: how.
         members: client → indices of its samples in the order in which it holds them.
-        epoch: completed rounds.
-        step: optimiser steps.
 
     Returns:
         Rows and pictures; an exception becomes a status.
     """
     started = time.perf_counter()
-    audit = _RoundAudit(
-        module, gradients, probes, settings, plan, members, (epoch, step)
-    )
+    audit = _RoundAudit(step, plan, members)
     try:
         audit.run()
     except Exception as error:
@@ -86,24 +69,18 @@ class _RoundAudit:
     """One audit, in the making."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        gradients: GradientMap,
-        probes: ProbeSet,
-        settings: Settings,
-        plan: UpdatePlan,
-        members: Mapping[int, Sequence[int]],
-        moment: tuple[int, int],
+        self, step: ProbeStep, plan: UpdatePlan, members: Mapping[int, Sequence[int]]
     ) -> None:
-        self._module, self._gradients, self._probes = module, gradients, probes
-        self._settings, self._plan, self._members = settings, plan, members
-        self._moment = moment
+        probes, settings = step.probes, step.settings
+        self._step, self._probes, self._settings = step, probes, settings
+        self._module, self._gradients = step.module, step.gradients
+        self._plan, self._members = plan, members
         self._pixels = pixel_scale(probes, settings)
         self.share = Share(samples=list(probes.index), labels=probes.y.tolist())
 
     def run(self) -> None:
         done = getattr(self._module, "last_round", None)
-        now = self._moment[0]
+        now = self._step.epoch
         if done is None or done.number not in (now - 1, now):
             self.share.error = (
                 "the module keeps no record of this round, so there is nothing to audit"
@@ -266,7 +243,7 @@ class _RoundAudit:
         samples = [s for u in clients for s in self._members[u.client]]
         label = dict(zip(self._probes.index, self._probes.y.tolist(), strict=True))
         self.share.rows += [
-            Row(*self._moment, s, label[s], name, float(value), str(status))
+            self._step.row(s, label[s], name, value, status)
             for s, value, status in zip(samples, values, statuses, strict=True)
         ]
 
@@ -302,9 +279,7 @@ class _RoundAudit:
             status = "ok" if math.isfinite(value) else "undefined: not a finite number"
             status = known or status
             quantity = f"update/client-{update.client}/{name}"
-            self.share.rows.append(
-                Row(*self._moment, None, None, quantity, float(value), status)
-            )
+            self.share.rows.append(self._step.row(None, None, quantity, value, status))
 
 
 def _unfit(update: ClientUpdate, expected: int) -> str:

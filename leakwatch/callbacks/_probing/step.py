@@ -17,18 +17,70 @@ from leakwatch.callbacks._probing.observing import observing
 from leakwatch.derivatives import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import LAYERS, Row
-from leakwatch.scores import Score, ScoreResult, Settings, evaluate
-from leakwatch.scores.measure.plan import Solver
+from leakwatch.scores import ScoreInputs, ScoreResult, Scoring, Settings
 from leakwatch.status import describe_error
 
 __all__ = [
+    "ProbeStep",
     "Share",
     "device_of",
-    "measure_share",
     "merge_pictures",
     "merge_rows",
     "merge_spectra",
+    "score_probes",
 ]
+
+
+@final
+@dataclass(frozen=True)
+class ProbeStep:
+    """One measurement: of which samples, on which network, when, by which process.
+
+    Attributes:
+        module: the network, to be left as it is.
+        gradients: its gradient map.
+        probes: all probes.
+        settings: noise, prior and pixels.
+        epoch: completed epochs.
+        step: optimiser steps.
+        rank: of this process, which measures probes rank, rank + world_size, …
+        world_size: number of processes.
+    """
+
+    module: nn.Module
+    gradients: GradientMap
+    probes: ProbeSet
+    settings: Settings
+    epoch: int
+    step: int
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def picked(self) -> range:
+        """Positions of the probes that are this process's part."""
+        return range(self.rank, len(self.probes), self.world_size)
+
+    def row(
+        self,
+        sample: int | None,
+        label: int | None,
+        quantity: str,
+        value: Any,
+        status: Any = "ok",
+    ) -> Row:
+        """A row of the ledger at this moment.
+
+        Args:
+            sample: data-set index; ``None`` for all together.
+            label: its class.
+            quantity: what was measured.
+            value: as a number.
+            status: as text, or a :class:`leakwatch.Status`.
+        """
+        return Row(
+            self.epoch, self.step, sample, label, quantity, float(value), str(status)
+        )
 
 
 @final
@@ -73,37 +125,12 @@ def device_of(module: nn.Module) -> device:
     return next(module.parameters()).device
 
 
-def measure_share(
-    module: nn.Module,
-    gradients: GradientMap,
-    probes: ProbeSet,
-    scores: Sequence[Score],
-    settings: Settings,
-    *,
-    epoch: int,
-    step: int,
-    rank: int,
-    world_size: int,
-    solver: Solver,
-    max_memory: float,
-    products: int,
-    layers: bool = False,
-) -> Share:
-    """Scores probes rank, rank + world_size, …; the module is left as it was.
+def score_probes(step: ProbeStep, scoring: Scoring, *, layers: bool = False) -> Share:
+    """Scores this process's part of the probes; the module is left as it was.
 
     Args:
-        module: the network.
-        gradients: its gradient map.
-        probes: all probes.
-        scores: what to compute.
-        settings: noise, prior and pixels.
-        epoch: completed epochs, for the rows.
-        step: optimiser steps, for the rows.
-        rank: of this process.
-        world_size: number of processes.
-        solver: as asked for.
-        max_memory: MiB for the Jacobian of one sample.
-        products: most products with it for each task.
+        step: what is measured, when, and which part of it by this process.
+        scoring: how.
         layers: also the share of each layer in Σλ.
 
     Returns:
@@ -111,68 +138,51 @@ def measure_share(
         for this one, and training goes on. Interrupts pass.
     """
     started = time.perf_counter()
-    picked = range(rank, len(probes), world_size)
+    picked = step.picked
     share = Share(
-        samples=[probes.index[i] for i in picked],
-        labels=[int(probes.y[i]) for i in picked],
+        samples=[step.probes.index[i] for i in picked],
+        labels=[int(step.probes.y[i]) for i in picked],
     )
     if not share.samples:
         return share
     members = list(zip(share.samples, share.labels, strict=True))
     try:
-        part = probes.split(rank, world_size)
-        with observing(module):
-            place = device_of(module)
-            result = evaluate(
-                gradients,
+        part = step.probes.split(step.rank, step.world_size)
+        with observing(step.module):
+            place = device_of(step.module)
+            inputs = ScoreInputs(
+                step.gradients,
                 part.x.to(place),
                 part.y.to(place),
-                scores,
-                settings,
-                solver=solver,
-                max_memory=max_memory,
-                products=products,
                 input_scale=part.input_scale(),
             )
+            result = scoring.evaluate(inputs, step.settings)
         if result.eigenvalues is not None:
             share.eigenvalues = result.eigenvalues.numpy()
-        share.solver, share.notes = result.solver, gradients.notes
+        share.solver, share.notes = result.solver, step.gradients.notes
         share.rows = [
-            Row(
-                epoch,
-                step,
-                sample,
-                label,
-                name,
-                float(result[name][i]),
-                str(result.status[name][i]),
-            )
+            step.row(sample, label, name, result[name][i], result.status[name][i])
             for i, (sample, label) in enumerate(members)
             for name in result
         ]
         if layers:
-            share.rows += _layer_rows(gradients, result, members, epoch, step)
+            share.rows += _layer_rows(step, result, members)
     except Exception as error:
         share.error = describe_error(error)
         share.eigenvalues = None
         share.rows = [
-            Row(epoch, step, sample, label, score.name, float("nan"), status)
-            for status in [f"failed: {share.error}"]
+            step.row(sample, label, score.name, math.nan, f"failed: {share.error}")
             for sample, label in members
-            for score in scores
+            for score in scoring.scores
         ]
     share.seconds = time.perf_counter() - started
     return share
 
 
 def _layer_rows(
-    gradients: GradientMap,
-    result: ScoreResult,
-    members: Sequence[tuple[int, int]],
-    epoch: int,
-    step: int,
+    step: ProbeStep, result: ScoreResult, members: Sequence[tuple[int, int]]
 ) -> list[Row]:
-    names = dict.fromkeys(name.rpartition(".")[0] for name in gradients.sizes())
+    names = dict.fromkeys(name.rpartition(".")[0] for name in step.gradients.sizes())
     whole = sum(result.traces.values(), torch.zeros(len(members)).double())
     missing = f"not computed: needs solver='exact', and it is {result.solver}"
     failed = "failed: this sample has no Jacobian, or one that is zero"
@@ -184,7 +194,7 @@ def _layer_rows(
             status = "ok" if math.isfinite(share) else failed
             status = missing if part is None else status
             quantity = f"{LAYERS}{name or '(network)'}"
-            rows.append(Row(epoch, step, sample, label, quantity, share, status))
+            rows.append(step.row(sample, label, quantity, share, status))
     return rows
 
 

@@ -1,9 +1,10 @@
-"""Probes from whatever a Trainer trains on, without touching its loader."""
+"""Probes from whatever a Trainer trains on; its loader is only asked for its data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self, final
 
 import numpy as np
 from lightning.pytorch import Trainer
@@ -12,15 +13,44 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 
 from leakwatch.probes import ProbeSet
 
+__all__ = ["Source", "only_loader", "training_probes"]
+
 _HOW = (
     "pass probes=ProbeSet.from_dataset(dataset, ...) or "
     "probes=ProbeSet.from_tensors(x, y, ...)"
 )
 
 
+@final
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from: a loader, and what is known about its data.
+
+    Attributes:
+        loaders: one DataLoader, in whatever Lightning wraps it.
+        datamodule: whose ``mean``, ``std``, ``class_names`` and ``probe_dataset``
+            count, or an object like it.
+        training: whether these are the training samples, which ``probe_dataset`` holds.
+    """
+
+    loaders: Any
+    datamodule: Any
+    training: bool = True
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Self:
+        """What a trainer trains on.
+
+        Args:
+            trainer: with its training loader set up.
+        """
+        return cls(trainer.train_dataloader, getattr(trainer, "datamodule", None))
+
+
 def training_probes(
-    trainer: Trainer,
+    source: Source,
     *,
+    caller: str,
     n: int,
     seed: int,
     mean: Sequence[float] | None,
@@ -28,9 +58,9 @@ def training_probes(
     data_range: float | None = None,
     indices: Sequence[int] | None = None,
 ) -> ProbeSet:
-    """A class-stratified probe set from the training data.
+    """A class-stratified probe set from training data.
 
-    The trainer's loader is only asked for its ``dataset``, and for the indices of a
+    The loader is only asked for its ``dataset``, and for the indices of a
     ``SubsetRandomSampler``; items that another sampler leaves out may be drawn. A
     datamodule's ``probe_dataset``, the same samples without augmentation, goes first.
     Normalisation and class names come from the arguments, else from attributes
@@ -38,7 +68,8 @@ def training_probes(
     its transforms.
 
     Args:
-        trainer: a trainer whose training loader is set up.
+        source: the data.
+        caller: which callback draws, for error texts.
         n: number of probes.
         seed: of the drawing.
         mean: per channel, of the normalisation.
@@ -53,8 +84,8 @@ def training_probes(
         TypeError: if there is no map-style data set to draw from.
         ValueError: if its samples can't be probed; see :class:`ProbeSet`.
     """
-    loader = only_loader(trainer)
-    known = getattr(trainer, "datamodule", None)
+    loader = only_loader(source, caller)
+    known = source.datamodule
     names = getattr(known, "class_names", None)
     stated = mean is None and std is None
     if stated:
@@ -72,7 +103,9 @@ def training_probes(
             indices=chosen,
         )
 
-    dataset = _unaugmented(known, loader.dataset)
+    dataset = loader.dataset
+    if source.training:
+        dataset = _unaugmented(known, dataset)
     try:
         if indices is None and isinstance(loader.sampler, SubsetRandomSampler):
             kept = [int(i) for i in loader.sampler.indices]
@@ -87,30 +120,31 @@ def training_probes(
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
-            f"LeakageMonitor can't draw probes from the training data: {error}. "
+            f"{caller} can't draw probes from the training data: {error}. "
             f"Correct that, or {_HOW}."
         ) from error
 
 
-def only_loader(trainer: Trainer) -> DataLoader[Any]:
+def only_loader(source: Source, caller: str) -> DataLoader[Any]:
     """The training loader.
 
     Args:
-        trainer: a trainer whose training loader is set up.
+        source: the data.
+        caller: which callback asks, for error texts.
 
     Raises:
         TypeError: if there is none, more than one, or one of another kind.
     """
-    loaders = list(_loaders(trainer.train_dataloader))
+    loaders = list(_loaders(source.loaders))
     if len(loaders) != 1:
         found = ", ".join(type(x).__name__ for x in loaders) or "none"
         raise TypeError(
-            f"LeakageMonitor draws its probes from one training DataLoader, but found "
+            f"{caller} draws its probes from one training DataLoader, but found "
             f"{len(loaders)} ({found}); {_HOW}."
         )
     if not isinstance(loaders[0], DataLoader):
         raise TypeError(
-            f"LeakageMonitor draws its probes from the data set of a DataLoader, but "
+            f"{caller} draws its probes from the data set of a DataLoader, but "
             f"the training data is a {type(loaders[0]).__name__}; {_HOW}."
         )
     return loaders[0]

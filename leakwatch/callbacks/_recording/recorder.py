@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from lightning.pytorch.loggers import Logger
 
@@ -24,9 +24,10 @@ from leakwatch.reporting import (
     write_report,
 )
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "Warn"]
 
-Warn = Callable[[str, str], None]
+#: ``warn(key, sentence)``: what went wrong without stopping anything.
+Warn: TypeAlias = Callable[[str, str], None]
 
 
 @final

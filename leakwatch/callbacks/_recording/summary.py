@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from leakwatch.callbacks._probing.step import Share
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import (
     LedgerTable,
@@ -19,22 +18,26 @@ from leakwatch.reporting import (
 from leakwatch.reporting.quantities import HEADLINES
 from leakwatch.reporting.statistics.scalars import PREFIX
 
-__all__ = ["scalars_of", "sentence", "time_rows"]
+__all__ = ["scalars_of", "sentence", "time_fraction"]
 
 # More classes than this get keys of their own for the predicted PSNR only.
 _MOST_CLASS_KEYS = 20
 
 
-def time_rows(shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
-    """What the probe step cost: seconds of the slowest process, share of training."""
-    seconds = max(share.seconds for share in shares)
-    fraction = Row(
-        epoch, step, None, None, "time_fraction", math.nan, "undefined: no training yet"
-    )
-    if step > 0:
-        share = shares[0].spent / max(shares[0].elapsed, 1e-9)
-        fraction = Row(epoch, step, None, None, "time_fraction", min(share, 1.0))
-    return [Row(epoch, step, None, None, "seconds", seconds), fraction]
+def time_fraction(spent: float, elapsed: float, epoch: int, step: int) -> Row:
+    """Which part of the time of training went into probing.
+
+    Args:
+        spent: seconds of probing so far.
+        elapsed: seconds of training so far.
+        epoch: completed epochs.
+        step: optimiser steps taken.
+    """
+    name = "time_fraction"
+    if step == 0:
+        status = "undefined: no training yet"
+        return Row(epoch, step, None, None, name, math.nan, status)
+    return Row(epoch, step, None, None, name, min(spent / max(elapsed, 1e-9), 1.0))
 
 
 def scalars_of(

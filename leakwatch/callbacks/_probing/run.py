@@ -1,0 +1,272 @@
+"""Samples that are watched under one network: how they are measured; no Trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+from torch import nn
+
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.step import (
+    ProbeStep,
+    Share,
+    device_of,
+    merge_pictures,
+    merge_rows,
+    merge_spectra,
+)
+from leakwatch.callbacks._probing.training_probes import Source
+from leakwatch.callbacks._recording.recorder import Recorder, Warn
+from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
+from leakwatch.derivatives import GradientMap, UnsupportedModuleError
+from leakwatch.probes import ProbeSet
+from leakwatch.reporting import Row
+from leakwatch.reporting.message import GRADIENT, Message
+from leakwatch.scores import Scoring
+from leakwatch.status import describe_error
+
+__all__ = ["ProbeRun", "Probing", "checked_map"]
+
+
+class Probing(ABC):
+    """What is measured of some samples, how, and in which words it is recorded.
+
+    Attributes:
+        message: what clients share, in the words of the report.
+        name: first part of all log keys.
+        report: whether to write a report at the end.
+        log_images: whether pictures may leave this disk.
+        verbose: whether to say what each step found.
+    """
+
+    message: ClassVar[Message] = GRADIENT
+    name: str
+    report: bool
+    log_images: bool
+    verbose: bool
+
+    @property
+    @abstractmethod
+    def scoring(self) -> Scoring:
+        """How samples are scored: what the arguments say about it."""
+
+    @abstractmethod
+    def draw(self, source: Source, indices: Sequence[int] | None = None) -> ProbeSet:
+        """The samples to watch.
+
+        Args:
+            source: the data of the run.
+            indices: of the samples that the run watched before, if it goes on.
+
+        Raises:
+            TypeError: if there is no map-style data set to draw from.
+            ValueError: if its samples can't be probed.
+        """
+
+    def examine(  # noqa: B027 (most measurements refuse nothing)
+        self, module: nn.Module, gradients: GradientMap, probes: ProbeSet
+    ) -> None:
+        """Refuses, before training, what :meth:`measure` could never do.
+
+        Args:
+            module: the network.
+            gradients: its gradient map.
+            probes: all probes.
+        """
+
+    @abstractmethod
+    def measure(self, step: ProbeStep) -> Share:
+        """Measures the part of the probes that this process has; raises no error.
+
+        Args:
+            step: what is measured and when. Its module is left as it was.
+        """
+
+    def conclude(self, rows: Sequence[Row], epoch: int, step: int) -> list[Row]:
+        """What follows from the rows of all processes; the same in each of them."""
+        return []
+
+    def sentence(self, rows: Sequence[Row]) -> str | None:
+        """The line to print after a step, instead of the default one."""
+        return None
+
+    @abstractmethod
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Unit, direction, meaning and source of each quantity that is recorded."""
+
+    @abstractmethod
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run should state."""
+
+
+@final
+class ProbeRun:
+    """Samples that are watched, under one network and the arguments of a callback.
+
+    A callback makes one for each ``fit()``, ``leakwatch audit`` one for a checkpoint:
+    both measure and describe the same.
+
+    Args:
+        probing: what is measured, and how.
+        module: the network, on its device.
+        probes: the samples.
+        warn: told what went wrong without stopping anything.
+
+    Attributes:
+        probes: as given.
+        settings: noise, prior and pixels that the scores assume.
+
+    Raises:
+        TypeError: if the module doesn't give one tensor of logits.
+        ValueError: for probes that the module can't take.
+        RuntimeError: for a module whose gradient can't be differentiated in the input.
+    """
+
+    def __init__(
+        self, probing: Probing, module: nn.Module, probes: ProbeSet, warn: Warn
+    ) -> None:
+        self.probes = probes
+        self.settings = probing.scoring.settings(
+            prior_std=probes.prior_std, data_range=probes.data_range
+        )
+        self._probing = probing
+        self._module = module
+        self._warn = warn
+        self._gradients = checked_map(probing.scoring, module, probes)
+        self._try_one_gradient()
+        probing.examine(module, self._gradients, probes)
+
+    def measure(
+        self, epoch: int, step: int, *, rank: int = 0, world_size: int = 1
+    ) -> Share:
+        """Measures this process's part of the probes; raises no error.
+
+        Args:
+            epoch: completed epochs.
+            step: optimiser steps taken.
+            rank: of this process.
+            world_size: number of processes.
+        """
+        return self._probing.measure(
+            ProbeStep(
+                self._module,
+                self._gradients,
+                self.probes,
+                self.settings,
+                epoch,
+                step,
+                rank,
+                world_size,
+            )
+        )
+
+    def rows(self, shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
+        """What all processes found out, what follows from it, and the time it took.
+
+        Args:
+            shares: of all processes.
+            epoch: completed epochs.
+            step: optimiser steps taken.
+        """
+        rows = merge_rows(shares, self.probes.index)
+        failed = [row for row in rows if row.status.startswith("failed")]
+        if failed:
+            self._warn(
+                "probe",
+                f"{len(failed)} of {len(rows)} values failed at epoch {epoch} and are "
+                f"recorded without a number, the first because "
+                f"{failed[0].status.removeprefix('failed: ')}",
+            )
+        try:
+            rows += self._probing.conclude(rows, epoch, step)
+        except Exception as error:
+            self._warn(
+                "conclude", f"a step has no conclusions: {describe_error(error)}"
+            )
+        seconds = max(share.seconds for share in shares)
+        return [*rows, Row(epoch, step, None, None, "seconds", seconds)]
+
+    def record(
+        self, recorder: Recorder, shares: Sequence[Share], rows: Sequence[Row]
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Adds a step to the record.
+
+        Args:
+            recorder: of the run.
+            shares: of all processes.
+            rows: of the step.
+
+        Returns:
+            Its spectra and its pictures, as the ledger keeps them; ``None`` without.
+        """
+        index, last = self.probes.index, rows[-1]
+        spectra = merge_spectra(shares, index, last.epoch, last.step)
+        pictures = merge_pictures(shares, index, last.epoch, last.step)
+        learned: dict[str, Any] = {}
+        if shares[0].solver:
+            learned["solver_used"] = shares[0].solver
+        if shares[0].notes:
+            learned["notes"] = list(shares[0].notes)
+        recorder.append(rows, spectra, pictures, learned)
+        return spectra, pictures
+
+    def metadata(self, *, defended: bool, **also: Any) -> dict[str, Any]:
+        """What the record of the run states, pictures apart.
+
+        Args:
+            defended: whether a defense takes part in training.
+            also: further entries of its ``config``.
+        """
+        described = describe_run(
+            self.probes,
+            self._probing.describe(),
+            self.settings,
+            {**self._probing.settled(), **also},
+            self._module,
+            self._probing.message,
+        )
+        described["assumed"] = assumed(described["config"], defended=defended)
+        return described
+
+    def _try_one_gradient(self) -> None:
+        if not _finite(self._module):
+            return
+        place = device_of(self._module)
+        with observing(self._module):
+            try:
+                self._gradients(
+                    self.probes.x[:2].to(place), self.probes.y[:2].to(place)
+                )
+            except UnsupportedModuleError:
+                raise
+            except Exception as error:
+                self._warn(
+                    "gradient", f"a first gradient failed: {describe_error(error)}"
+                )
+
+
+def checked_map(scoring: Scoring, module: nn.Module, probes: ProbeSet) -> GradientMap:
+    """The gradient map of a module, after one forward pass of up to two probes.
+
+    Args:
+        scoring: whose criterion, parameters and precision apply.
+        module: the network.
+        probes: the samples.
+
+    Raises:
+        TypeError: if the module doesn't give one tensor of logits.
+        ValueError: if its logits don't fit the labels of the probes.
+    """
+    gradients = scoring.gradient_map(module)
+    # A run that has diverged may be resumed; its values are recorded as failed.
+    if _finite(module):
+        place = device_of(module)
+        with observing(module):
+            gradients.check(probes.x.to(place), probes.y.to(place))
+    return gradients
+
+
+def _finite(module: nn.Module) -> bool:
+    return all(bool(p.isfinite().all()) for p in module.parameters())
