@@ -65,10 +65,7 @@ AUDIT = {
     "scores": ["bayes"],
     "at_start": True,
     "attack": "lavp-l2",
-    "worst_case": {
-        "class_path": "leakwatch.attacks.GaussNewton",
-        "init_args": {"steps": 2},
-    },
+    "worst_case": "idlg",
     "steps": 3,
     "restarts": 2,
     "radius": 0.05,
