@@ -302,7 +302,7 @@ def test_the_module_is_given_back_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **keywords: Any) -> Any:
-        module = args[1].module
+        module = args[1].gradients.module
         module.eval()
         module.requires_grad_(False)
         torch.rand(3)
