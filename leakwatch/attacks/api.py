@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,11 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.attacks import presets
-from leakwatch.attacks.base import Attack, Progress, ProgressLine
+from leakwatch.attacks.base import Attack, Progress, check_arguments, following
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import Perturbation, SharedGradient
 from leakwatch.attacks.start import Start, StartKind
+from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
@@ -110,37 +109,14 @@ def attack(
         >>> found.images.shape, found.restart_loss.shape
         (torch.Size([2, 1, 3, 3]), torch.Size([3, 2]))
     """
-    for name, value in (("steps", steps), ("restarts", restarts), ("images", images)):
-        _check(name, value, int, 1)
-    _check("seed", seed, int, 0)
-    if seed >= 2**63:
-        raise ValueError(f"seed must be below 2**63, got {seed}.")
-    seed = int(seed)
-    if time_limit is not None and time_limit == 0:
-        raise ValueError("time_limit must be positive, got 0 seconds.")
-    for name, given in (("perturb", perturb), ("criterion", criterion)):
-        if given is not None and not callable(given):
-            raise TypeError(f"{name} must be a function, got {given!r}.")
-    if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(
-            f"progress must be True, False or a function of (done, total, best), got "
-            f"{progress!r}."
-        )
-    for name, per_channel in (("mean", mean), ("std", std)):
-        if isinstance(per_channel, numbers.Real):
-            raise TypeError(
-                f"{name} has one value per channel, got {per_channel!r}; give "
-                f"{name}=[{per_channel!r}] for one channel."
-            )
-    for name, number in (
-        ("noise_std", noise_std),
-        ("radius", radius),
-        ("data_range", data_range),
-        ("time_limit", time_limit),
-    ):
-        _check(name, number, float, 0)
-    chosen = presets.get(preset) if isinstance(preset, str) else None
-    engine = _configured(chosen.attack if chosen else preset, steps, overrides)
+    seed = check_arguments(seed, restarts, progress)
+    check_integer("images", images, example=1)
+    for name, function in (("perturb", perturb), ("criterion", criterion)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, got {function!r}.")
+    check_number("noise_std", noise_std, "[0, inf)", example=1e-3)
+    check_number("radius", radius, "[0, inf)", example=0.1)
+    chosen = presets.resolve(preset, steps, overrides)
     if labels not in ("known", "inferred"):
         raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
@@ -156,40 +132,22 @@ def attack(
     )
     if labels == "inferred":
         shared = shared.without_labels()
-    kind = start if start is not None else (chosen.start if chosen else "normal")
-    if not isinstance(kind, Start):
-        kind = Start.near(x, radius) if kind == "near" else Start(kind)
-    pixels = _pixels(mean, std, data_range)
+    begins = chosen.start if start is None else start
+    if not isinstance(begins, Start):
+        begins = Start.near(x, radius) if begins == "near" else Start(begins)
+    pixels = PixelScale.of(mean, std, data_range)
     _check_range(pixels.to_pixels(x), pixels)
-    if restarts is None:
-        restarts = chosen.restarts if chosen else 1
-    line = ProgressLine() if progress is True else None
-    try:
-        return engine.run(
+    with following(progress) as told:
+        return chosen.attack.run(
             gradients,
             shared,
             pixels=pixels,
-            start=kind,
+            start=begins,
             seed=seed,
-            restarts=restarts,
+            restarts=chosen.restarts if restarts is None else restarts,
             time_limit=time_limit,
-            progress=line if isinstance(progress, bool) else progress,
+            progress=told,
         )
-    finally:
-        if line is not None:
-            line.end()
-
-
-def _check(name: str, value: object, kind: type, least: int) -> None:
-    """Raises unless a number is of its kind and at least ``least``."""
-    if value is None:
-        return
-    accepted = numbers.Integral if kind is int else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, accepted):
-        words = "an integer" if kind is int else "a number"
-        raise TypeError(f"{name} must be {words}, got {value!r}.")
-    if not (math.isfinite(value) and value >= least):  # type: ignore[operator]
-        raise ValueError(f"{name} must be finite and at least {least}, got {value!r}.")
 
 
 def _check_range(seen: Tensor, pixels: PixelScale) -> None:
@@ -204,32 +162,3 @@ def _check_range(seen: Tensor, pixels: PixelScale) -> None:
             f"[{pixels.low:g}, {pixels.high:g}] in which the attack looks for them; "
             f"give the mean and std of the normalisation, or the right data_range."
         )
-
-
-def _configured(
-    engine: object, steps: int | None, overrides: dict[str, object]
-) -> Attack:
-    changes = dict(overrides) if steps is None else {"steps": steps, **overrides}
-    if isinstance(engine, type) or not hasattr(engine, "run"):
-        raise TypeError(
-            f"preset must be the name of one or an attack with a run method, got a "
-            f"{type(engine).__name__}."
-        )
-    if not changes:
-        return engine  # type: ignore[return-value]
-    change = getattr(engine, "changed", None)
-    if change is None:
-        raise ValueError(
-            f"settings {', '.join(changes)} can't be changed here for a "
-            f"{type(engine).__name__}; give them to its constructor."
-        )
-    changed: Attack = change(**changes)
-    return changed
-
-
-def _pixels(
-    mean: Sequence[float] | None, std: Sequence[float] | None, high: float | None
-) -> PixelScale:
-    if mean is None and std is None and high is None:
-        return PixelScale.unknown()
-    return PixelScale(mean, std, 0.0, 1.0 if high is None else high)

@@ -47,7 +47,8 @@ import math
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
@@ -61,6 +62,7 @@ from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.attacks.start import Start, StartKind
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
+from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.status import Status
 
@@ -75,7 +77,9 @@ __all__ = [
     "PublishedAttack",
     "Registry",
     "SearchResult",
+    "check_arguments",
     "doubts_about",
+    "following",
     "refuse_unknown",
 ]
 
@@ -376,10 +380,9 @@ class BaseAttack:
         self, restarts: int, time_limit: float | None, start: Start, initial: object
     ) -> float | None:
         """The deadline, after a look at limits and start."""
-        if restarts < 1:
-            raise ValueError(f"restarts must be at least 1, got {restarts}.")
-        if time_limit is not None and not time_limit > 0:
-            raise ValueError(f"time_limit must be positive, got {time_limit} seconds.")
+        check_integer("restarts", restarts, example=3)
+        if time_limit is not None:
+            check_number("time_limit", time_limit, example=60.0)
         if self.only_normal_start and (start.name != "normal" or initial is not None):
             what = f"start {start.name!r}" if initial is None else "images of yours"
             raise ValueError(
@@ -585,6 +588,57 @@ class ProgressLine:
             self._written = False
 
 
+@contextmanager
+def following(
+    progress: bool | Progress, title: str = "attack"
+) -> Iterator[Progress | None]:
+    """What an attack is to tell how far it has come.
+
+    Args:
+        progress: ``True`` for a line on stderr, or a callable.
+        title: what the line begins with.
+
+    Yields:
+        The callable, ``None`` for ``False``. The line ends with the context.
+    """
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    line = ProgressLine(title)
+    try:
+        yield line if progress else None
+    finally:
+        line.end()
+
+
+def check_arguments(seed: int, restarts: int | None, progress: bool | Progress) -> int:
+    """Looks at what all attacks in one call take.
+
+    Args:
+        seed: in [0, 2**63).
+        restarts: at least 1, ``None`` for the preset's.
+        progress: see :func:`following`.
+
+    Returns:
+        The seed as a Python integer.
+
+    Raises:
+        TypeError: for another kind of value.
+        ValueError: for a number out of range.
+    """
+    if restarts is not None:
+        check_integer("restarts", restarts, example=3)
+    seed = check_integer("seed", seed, smallest=0, example=0)
+    if seed >= 2**63:
+        raise ValueError(f"seed must be in [0, 2**63), got {seed}.")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            f"progress must be True, False or a function of (done, total, best), got "
+            f"{progress!r}."
+        )
+    return seed
+
+
 # -- presets ---------------------------------------------------------------------------
 
 
@@ -683,3 +737,44 @@ class Registry(Generic[A]):
                 f"{', '.join(self._presets)}."
             )
         return self._presets[name]
+
+    def resolve(
+        self, attack: str | A, steps: int | None, settings: dict[str, object]
+    ) -> PublishedAttack[A]:
+        """A preset, or an attack object as if it were one, with other settings.
+
+        Args:
+            attack: name of a preset, or an attack.
+            steps: instead of its own; ``None`` leaves them.
+            settings: others, by name.
+
+        Raises:
+            TypeError: for anything else than a name or an attack.
+            ValueError: for an unknown name, or settings that can't be changed.
+        """
+        if isinstance(attack, str):
+            preset = self.get(attack)
+        else:
+            preset = PublishedAttack(_checked_attack(attack))
+        if steps is not None:
+            steps = check_integer("steps", steps, example=300)
+            settings = {"steps": steps, **settings}
+        if not settings:
+            return preset
+        change = getattr(preset.attack, "changed", None)
+        if change is None:
+            raise ValueError(
+                f"settings {', '.join(settings)} can't be changed here for a "
+                f"{type(preset.attack).__name__}; give them to its constructor."
+            )
+        return dataclasses.replace(preset, attack=change(**settings))
+
+
+def _checked_attack(attack: A) -> A:
+    kind: object = attack
+    if isinstance(kind, type) or not hasattr(kind, "run"):
+        raise TypeError(
+            f"preset must be the name of one or an attack with a run method, got a "
+            f"{type(attack).__name__}."
+        )
+    return attack

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from leakwatch.checks import check_number
 
 __all__ = ["PixelScale"]
 
@@ -92,6 +95,32 @@ class PixelScale:
     def unknown(cls) -> PixelScale:
         """Network inputs taken for pixels, of no known range: no box."""
         return cls(low=None, high=None)
+
+    @classmethod
+    def of(
+        cls,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        data_range: float | None,
+    ) -> PixelScale:
+        """Pixels in [0, ``data_range``], [0, 1] by default, where anything is known.
+
+        Args:
+            mean: per channel, see the class.
+            std: per channel.
+            data_range: largest pixel value.
+        """
+        if mean is None and std is None and data_range is None:
+            return cls.unknown()
+        for name, numbers in (("mean", mean), ("std", std)):
+            if isinstance(numbers, Real):
+                raise TypeError(
+                    f"{name} has one value per channel, got {numbers!r}; give "
+                    f"{name}=[{numbers!r}] for one channel."
+                )
+        if data_range is not None:
+            check_number("data_range", data_range, example=1.0)
+        return cls(mean, std, 0.0, 1.0 if data_range is None else data_range)
 
     @property
     def boxed(self) -> bool:

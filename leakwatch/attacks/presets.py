@@ -16,14 +16,15 @@ from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.attacks.generators.ci_net import CINetAttack
 from leakwatch.attacks.matching.priors import Priors
 
-__all__ = ["Preset", "available", "get", "register"]
+__all__ = ["Preset", "available", "get", "register", "resolve"]
 
 
 Preset: TypeAlias = PublishedAttack[Attack]
 """An attack on a gradient as it was published."""
 
 _PRESETS = Registry[Attack]("attack")
-register, available, get = _PRESETS.register, _PRESETS.available, _PRESETS.get
+register, available = _PRESETS.register, _PRESETS.available
+get, resolve = _PRESETS.get, _PRESETS.resolve
 
 
 DLG = register(

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from leakwatch.attacks import Attack, FirstOrder, presets
+from leakwatch.attacks import Attack, presets
+from leakwatch.attacks.base import BaseAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.callbacks._audit.conclusions import conclusions, sentence
 from leakwatch.callbacks._audit.gradients import attack_probes
@@ -179,17 +180,9 @@ class InversionAudit(ProbeCallback):
             ValueError: for one that changes the shape, or a BatchNorm prior without
                 BatchNorm.
         """
-        normalised = any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
-        )
         for attack in self.audit.attacks.values():
-            prior = isinstance(attack, FirstOrder) and attack.priors.batch_norm > 0
-            if prior and not normalised:
-                raise ValueError(
-                    f"attack {attack.name!r} uses BatchNorm statistics as a prior, but "
-                    f"this network has no BatchNorm; choose another attack, for "
-                    f"instance attack='lavp-l2'."
-                )
+            if isinstance(attack, BaseAttack):
+                attack.check(module)
         if self.audit.perturb is not None:
             with isolated_rng():
                 defended(self.audit.perturb, torch.zeros(1, gradients.size))

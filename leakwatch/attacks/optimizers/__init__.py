@@ -1,1 +1,7 @@
-"""First-order descent on pixels: optimisers, their state, the loop over steps."""
+"""First-order descent on pixels, for many independent attacks at once.
+
+- `first_order`: Adam, gradient descent, schedules, and the settings of a descent;
+  `lbfgs`: L-BFGS with a line search for each attack.
+- `descent`: the loop over steps, for any objective; `state`: points, the best so far,
+  and the way back from where numbers are not finite.
+"""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from leakwatch.attacks.base import Progress, ProgressLine
+from leakwatch.attacks.base import Progress, check_arguments, following
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.result import UpdateReconstruction
 from leakwatch.attacks.start import Start, StartKind
@@ -102,42 +101,17 @@ def attack_update(
             f"{type(update).__name__}; make one of the weights before and after, or "
             f"with leakwatch.federated.client_updates of what clients sent."
         )
-    for name, value in (("seed", seed), ("steps", steps), ("restarts", restarts)):
-        given: object = value
-        whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
-        if given is not None and not whole:
-            raise TypeError(f"{name} must be an integer, got {given!r}.")
-    if seed < 0 or seed >= 2**63:
-        raise ValueError(f"seed must be in [0, 2**63), got {seed}.")
-    chosen = presets.get(preset) if isinstance(preset, str) else None
-    engine = chosen.attack if chosen is not None else preset
-    if isinstance(engine, str | type) or not hasattr(engine, "run"):
-        raise TypeError(
-            f"preset must be the name of one or an attack with a run method, got a "
-            f"{type(engine).__name__}."
-        )
-    changes = dict(overrides) if steps is None else {"steps": steps, **overrides}
-    if changes:
-        engine = engine.changed(**changes)
-    kind = start if start is not None else (chosen.start if chosen else "normal")
-    if restarts is None:
-        restarts = chosen.restarts if chosen else 1
-    known = mean is not None or std is not None or data_range is not None
-    pixels = PixelScale.unknown()
-    if known:
-        pixels = PixelScale(mean, std, 0.0, 1.0 if data_range is None else data_range)
-    line = ProgressLine("attack on updates") if progress is True else None
-    try:
-        return engine.run(
+    seed = check_arguments(seed, restarts, progress)
+    chosen = presets.resolve(preset, steps, overrides)
+    begins = chosen.start if start is None else start
+    with following(progress, "attack on updates") as told:
+        return chosen.attack.run(
             GradientMap(module, criterion, parameters=parameters, dtype=dtype),
             update,
-            pixels=pixels,
-            start=kind if isinstance(kind, Start) else Start(kind),
-            seed=int(seed),
-            restarts=restarts,
+            pixels=PixelScale.of(mean, std, data_range),
+            start=begins if isinstance(begins, Start) else Start(begins),
+            seed=seed,
+            restarts=chosen.restarts if restarts is None else restarts,
             time_limit=time_limit,
-            progress=line if isinstance(progress, bool) else progress,
+            progress=told,
         )
-    finally:
-        if line is not None:
-            line.end()

@@ -14,13 +14,14 @@ from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.attacks.updates.simulation import SimulationAttack
 from leakwatch.attacks.updates.surrogate import SurrogateAttack
 
-__all__ = ["UpdatePreset", "available", "get", "register"]
+__all__ = ["UpdatePreset", "available", "get", "register", "resolve"]
 
 UpdatePreset: TypeAlias = PublishedAttack[UpdateAttack]
 """An attack on updates as it was published."""
 
 _PRESETS = Registry[UpdateAttack]("attack on updates")
-register, available, get = _PRESETS.register, _PRESETS.available, _PRESETS.get
+register, available = _PRESETS.register, _PRESETS.available
+get, resolve = _PRESETS.get, _PRESETS.resolve
 
 
 _DIFFERS = (

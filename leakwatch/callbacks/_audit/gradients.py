@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.attacks.base import ProgressLine
+from leakwatch.attacks.base import following
 from leakwatch.callbacks._audit.judging import baselines, judge, psnr_of_starts
 from leakwatch.callbacks._audit.plan import (
     Audit,
@@ -183,8 +183,7 @@ def run_attack(
     """
     near = kind == "near"
     attack = audit.attacks[kind]
-    line = ProgressLine(f"{attack.name}, {kind} start") if audit.progress else None
-    try:
+    with following(audit.progress, f"{attack.name}, {kind} start") as told:
         return attack.run(
             gradients,
             shared,
@@ -193,8 +192,5 @@ def run_attack(
             seed=audit.seed,
             restarts=1 if near else audit.restarts,
             time_limit=audit.time_limit,
-            progress=line,
+            progress=told,
         )
-    finally:
-        if line is not None:
-            line.end()

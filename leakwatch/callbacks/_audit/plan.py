@@ -8,10 +8,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, final, runtime_chec
 
 from torch import Tensor
 
-from leakwatch.attacks import Attack, FirstOrder, PixelScale
-from leakwatch.attacks.base import PublishedAttack
-from leakwatch.attacks.combined import Combined
-from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks import Attack, PixelScale
+from leakwatch.attacks.base import BaseAttack, PublishedAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.callbacks._recording.run_metadata import describe_scores
@@ -125,11 +123,11 @@ def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
     """
     attacks: dict[Kind, Attack] = {}
     for kind, attack in audit.attacks.items():
-        if isinstance(attack, FirstOrder | Combined) and probes.x.ndim < 4:
-            attack = attack.changed(tv=0.0)
-        if isinstance(attack, GaussNewton) and attack.prior_std is None:
-            attack = replace(
-                attack, prior_std=settings.prior_std, prior_mean=probes.prior_mean
+        if isinstance(attack, BaseAttack):
+            attack = attack.fit_to(
+                tuple(probes.x.shape[1:]),
+                prior_std=settings.prior_std,
+                prior_mean=probes.prior_mean,
             )
         attacks[kind] = attack
     return replace(audit, attacks=attacks)

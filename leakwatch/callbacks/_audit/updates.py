@@ -17,7 +17,6 @@ from leakwatch.attacks import (
     PixelScale,
     Reconstruction,
     Start,
-    SurrogateAttack,
     UpdateReconstruction,
 )
 from leakwatch.attacks.verdict import MATCHED
@@ -123,7 +122,7 @@ class _RoundAudit:
         try:
             with observing(self._module):
                 found = self._attacked(shared)
-            if isinstance(self._plan.attack, SurrogateAttack):
+            if getattr(self._plan.attack, "takes_one_gradient", False):
                 pairs = zip(found.status, similarity, strict=True)
                 found = replace(found, status=tuple(judged(*pair) for pair in pairs))
             self._record_attack(clients, x.cpu(), y.cpu(), found)

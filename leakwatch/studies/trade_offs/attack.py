@@ -10,7 +10,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from leakwatch.attacks import Attack, GaussNewton, PixelScale, SharedGradient, Start
+from leakwatch.attacks import Attack, PixelScale, SharedGradient, Start
+from leakwatch.attacks.base import BaseAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.verdict import uninformed
 from leakwatch.defenses import Defense, Observation, Samples
@@ -268,7 +269,7 @@ class ProbeAttack:
             noise_std=given.noise_std,
             index=(self.index[row],),
         )
-        found = self._engine(given).run(
+        found = self._engine(given, tuple(x.shape[1:])).run(
             given.gradients,
             shared,
             pixels=self._pixels(),
@@ -286,7 +287,7 @@ class ProbeAttack:
 
     def _mean_image(self, x: Tensor) -> Tensor:
         """The mean image, network input."""
-        own = self.engine.prior_mean if isinstance(self.engine, GaussNewton) else None
+        own: Tensor | None = getattr(self.engine, "prior_mean", None)
         mean = self.prior_mean if own is None else own
         if mean is None:
             mean = torch.full(x.shape[1:], self.data_range / 2)
@@ -296,14 +297,11 @@ class ProbeAttack:
         near = self.start == "near"
         return Start.near(x, self.radius) if near else Start(self.start)
 
-    def _engine(self, given: Observation) -> Attack:
+    def _engine(self, given: Observation, shape: tuple[int, ...]) -> Attack:
         engine = self.engine
-        if isinstance(engine, GaussNewton) and engine.prior_std is None:
-            own = engine.prior_mean
-            engine = replace(
-                engine,
-                prior_std=self.prior_std,
-                prior_mean=self.prior_mean if own is None else own,
+        if isinstance(engine, BaseAttack):
+            engine = engine.fit_to(
+                shape, prior_std=self.prior_std, prior_mean=self.prior_mean
             )
         if given.distance == "l2":
             return engine

@@ -332,7 +332,9 @@ def test_wrong_arguments_are_refused() -> None:
         attack_update(net, update, beta=1)
     with pytest.raises(TypeError, match=r"must be a leakwatch\.weight_update"):
         attack_update(net, update.difference)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"steps must be an integer, got 1\.5"):
+    with pytest.raises(
+        TypeError, match=r"steps must be an integer of at least 1, got 1\.5"
+    ):
         attack_update(net, update, steps=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"seed must be in \[0"):
         attack_update(net, update, seed=-1)
