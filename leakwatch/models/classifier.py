@@ -26,8 +26,126 @@ _SCHEDULERS = ("none", "cosine")
 Batch = Sequence[Tensor]
 
 
+class ImageClassifier(L.LightningModule):
+    """A network whose `forward(x)` gives logits, and what is logged about it.
+
+    How it is trained is what the classes below it are about. Logs `val/loss`,
+    `val/acc`, `test/loss`, `test/acc` once an epoch.
+
+    Attributes:
+        model: The network.
+        num_classes: Number of logits.
+    """
+
+    model: nn.Module
+    num_classes: int
+
+    def build(
+        self,
+        model: str | nn.Module,
+        model_args: dict[str, Any] | None,
+        num_classes: int,
+        in_channels: int,
+        image_size: int | tuple[int, int],
+        initialization: str,
+    ) -> None:
+        """Make and initialise the network; arguments as of `LitClassifier`.
+
+        Raises:
+            TypeError: An argument of the wrong kind.
+            ValueError: An argument out of range, or a name that is not registered.
+        """
+        check_integer("num_classes", num_classes, smallest=2, example=10)
+        check_integer("in_channels", in_channels)
+        image_sides(image_size)
+        check_scheme(initialization)
+        if isinstance(model, nn.Module):
+            if model_args:
+                raise ValueError(
+                    f"model_args={model_args!r} belongs to a registered model; the "
+                    f"module given ({type(model).__name__}) is built already."
+                )
+        elif isinstance(model, str):
+            model = build_model(
+                model,
+                in_channels=in_channels,
+                num_classes=num_classes,
+                image_size=image_size,
+                model_args=model_args,
+            )
+        else:
+            raise TypeError(
+                "model must be a registered name, such as model='lenet', or a "
+                f"torch.nn.Module, got {type(model).__name__}."
+            )
+        self.model = initialize(model, initialization)
+        self.num_classes = num_classes
+        self.val_acc = MulticlassAccuracy(num_classes, average="micro")
+        self.test_acc = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return logits."""
+        logits: Tensor = self.model(x)
+        return logits
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy of a validation batch."""
+        self.evaluate("val", batch, self.val_acc)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy of a test batch."""
+        self.evaluate("test", batch, self.test_acc)
+
+    def evaluate(
+        self, stage: str, batch: Batch, accuracy: MulticlassAccuracy
+    ) -> Float[Tensor, ""]:
+        """Log the mean cross-entropy of a batch, in nats, and its accuracy.
+
+        Args:
+            stage: "train", "val" or "test".
+            batch: (x, y).
+            accuracy: That of the stage.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ValueError: The network gives no logits of these classes.
+        """
+        x, y = batch
+        logits = self(x)
+        if logits.shape != (len(x), self.num_classes):
+            raise ValueError(
+                f"forward(x) must give logits of shape ({len(x)}, "
+                f"{self.num_classes}) for this batch, got {tuple(logits.shape)}; "
+                "num_classes and the model disagree."
+            )
+        loss = F.cross_entropy(logits, y)
+        accuracy(logits, y)
+        self.log(
+            f"{stage}/loss",
+            loss,
+            on_step=False,
+            on_epoch=True,
+            prog_bar=stage == "train",
+            batch_size=len(x),
+            sync_dist=True,
+        )
+        self.log(
+            f"{stage}/acc",
+            accuracy,
+            on_step=False,
+            on_epoch=True,
+            prog_bar=stage == "val",
+            batch_size=len(x),
+        )
+        return loss
+
+
 @final
-class LitClassifier(L.LightningModule):
+class LitClassifier(ImageClassifier):
     """Image classifier with cross-entropy; `forward(x)` gives logits.
 
     Logs, once an epoch: `train/loss`, `train/acc`, `val/loss`, `val/acc`,
@@ -79,10 +197,6 @@ class LitClassifier(L.LightningModule):
         scheduler: Literal["none", "cosine"] = "none",
     ) -> None:
         super().__init__()
-        check_integer("num_classes", num_classes, smallest=2, example=10)
-        check_integer("in_channels", in_channels)
-        image_sides(image_size)
-        check_scheme(initialization)
         check_choice("optimizer", optimizer, _OPTIMIZERS)
         check_choice("scheduler", scheduler, _SCHEDULERS)
         check_number("lr", lr, example=1e-3)
@@ -91,87 +205,19 @@ class LitClassifier(L.LightningModule):
         self.save_hyperparameters(
             ignore=["model"] if isinstance(model, nn.Module) else []
         )
-        if isinstance(model, nn.Module):
-            if model_args:
-                raise ValueError(
-                    f"model_args={model_args!r} belongs to a registered model; the "
-                    f"module given ({type(model).__name__}) is built already."
-                )
-            self.model = model
-        elif isinstance(model, str):
-            self.model = build_model(
-                model,
-                in_channels=in_channels,
-                num_classes=num_classes,
-                image_size=image_size,
-                model_args=model_args,
-            )
-        else:
-            raise TypeError(
-                "model must be a registered name, such as model='lenet', or a "
-                f"torch.nn.Module, got {type(model).__name__}."
-            )
-        initialize(self.model, initialization)
-        self.num_classes = num_classes
+        self.build(
+            model, model_args, num_classes, in_channels, image_size, initialization
+        )
         self.optimizer_name = optimizer
         self.scheduler_name = scheduler
         self.lr = float(lr)
         self.momentum = float(momentum)
         self.weight_decay = float(weight_decay)
         self.train_acc = MulticlassAccuracy(num_classes, average="micro")
-        self.val_acc = MulticlassAccuracy(num_classes, average="micro")
-        self.test_acc = MulticlassAccuracy(num_classes, average="micro")
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return logits."""
-        logits: Tensor = self.model(x)
-        return logits
 
     def training_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, ""]:
         """Return the mean cross-entropy of a batch, in nats."""
-        return self._step("train", batch, self.train_acc)
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy of a validation batch."""
-        self._step("val", batch, self.val_acc)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy of a test batch."""
-        self._step("test", batch, self.test_acc)
-
-    def _step(
-        self, stage: str, batch: Batch, accuracy: MulticlassAccuracy
-    ) -> Float[Tensor, ""]:
-        x, y = batch
-        logits = self(x)
-        if logits.shape != (len(x), self.num_classes):
-            raise ValueError(
-                f"forward(x) must give logits of shape ({len(x)}, "
-                f"{self.num_classes}) for this batch, got {tuple(logits.shape)}; "
-                "num_classes and the model disagree."
-            )
-        loss = F.cross_entropy(logits, y)
-        accuracy(logits, y)
-        self.log(
-            f"{stage}/loss",
-            loss,
-            on_step=False,
-            on_epoch=True,
-            prog_bar=stage == "train",
-            batch_size=len(x),
-            sync_dist=True,
-        )
-        self.log(
-            f"{stage}/acc",
-            accuracy,
-            on_step=False,
-            on_epoch=True,
-            prog_bar=stage == "val",
-            batch_size=len(x),
-        )
-        return loss
+        return self.evaluate("train", batch, self.train_acc)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return the optimiser and, with "cosine", its schedule over all steps.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
+from typing import Any, final, get_args
 
 import lightning as L
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
+from lightning.pytorch import callbacks
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
+from leakwatch.checks import check_choice
 from leakwatch.federated import (
     Buffers,
     LocalTraining,
@@ -21,12 +22,43 @@ from leakwatch.federated import (
 )
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
-from leakwatch.models.classifier import Batch, LitClassifier
-from leakwatch.models.fedavg_refusals import refuse_unsuited
+from leakwatch.models.classifier import ImageClassifier
+
+# Exactly these: others cast or replace the weights that the server averages.
+_PRECISIONS = (Precision, DoublePrecision, MixedPrecision)
+
+_TUNERS = (
+    "tunes a setting of the Trainer's optimiser or loader, which clients don't use; "
+    "remove it and give {argument} of FedAvgModule"
+)
+# Class of Lightning's callbacks -> what it would do, and what to do instead.
+_CALLBACKS: dict[type[L.Callback], str] = {
+    callbacks.StochasticWeightAveraging: (
+        "replaces the learning rate of the Trainer's optimiser, which clients don't "
+        "use, and trains for one more round to renew BatchNorm's statistics; remove "
+        "it, or average the server's weights over rounds with Lightning's "
+        "WeightAveraging"
+    ),
+    callbacks.GradientAccumulationScheduler: (
+        "accumulates gradients over batches, but a round is one batch and clients "
+        "share weights; remove it, and give batch_size of FedAvgModule"
+    ),
+    callbacks.LearningRateFinder: _TUNERS.format(argument="lr"),
+    callbacks.BatchSizeFinder: _TUNERS.format(argument="batch_size"),
+    callbacks.ModelPruning: (
+        "renames and reorders weights between rounds, so that what clients sent no "
+        "longer fits the network; remove it, and prune the network before training "
+        "with torch.nn.utils.prune"
+    ),
+    callbacks.BaseFinetuning: (
+        "gives thawed layers learning rates of their own, which clients don't use; "
+        "remove it, and freeze layers with requires_grad_(False) before training"
+    ),
+}
 
 
 @final
-class FedAvgModule(L.LightningModule):
+class FedAvgModule(ImageClassifier):
     """Image classifier trained by federated averaging; `forward(x)` gives logits.
 
     McMahan et al. (AISTATS 2017). An epoch is a communication round: its one batch
@@ -104,30 +136,18 @@ class FedAvgModule(L.LightningModule):
             epochs, batch_size, lr, momentum, weight_decay
         )
         client_stream(seed)  # raises early
-        if buffers not in ("averaged", "kept"):
-            raise ValueError(f"buffers must be 'averaged' or 'kept', got {buffers!r}.")
+        check_choice("buffers", buffers, get_args(Buffers))
         self.save_hyperparameters(
             ignore=["model"] if isinstance(model, nn.Module) else []
         )
-        # It builds and checks the network; training is another matter here.
-        self.model = LitClassifier(
+        self.build(
             model, model_args, num_classes, in_channels, image_size, initialization
-        ).model
+        )
         self.automatic_optimization = False
-        self.num_classes = num_classes
         self.freeze_batchnorm = freeze_batchnorm
         self.buffers_policy: Buffers = buffers
         self.seed = seed
         self.last_round: Round | None = None
-        self.val_acc = MulticlassAccuracy(num_classes, average="micro")
-        self.test_acc = MulticlassAccuracy(num_classes, average="micro")
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return logits of the server's network."""
-        logits: Tensor = self.model(x)
-        return logits
 
     def setup(self, stage: str) -> None:
         """Refuse what would not be federated averaging.
@@ -138,7 +158,7 @@ class FedAvgModule(L.LightningModule):
                 gradients, learning rates or weights in a way that clients don't see.
         """
         if stage == "fit":
-            refuse_unsuited(self.trainer)
+            _refuse_unsuited(self.trainer)
 
     def on_fit_start(self) -> None:
         """Refuse weights that were in half precision before.
@@ -191,32 +211,9 @@ class FedAvgModule(L.LightningModule):
                 batch_size=1,
             )
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy of a validation batch."""
-        self._evaluate("val", batch, self.val_acc)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy of a test batch."""
-        self._evaluate("test", batch, self.test_acc)
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return what counts rounds as optimiser steps."""
         return _Server(self.model.parameters(), self.training_settings.lr)
-
-    def _evaluate(self, stage: str, batch: Batch, accuracy: MulticlassAccuracy) -> None:
-        x, y = batch
-        logits = self(x)
-        loss = F.cross_entropy(logits, y)
-        accuracy(logits, y)
-        for key, value, bar in (("loss", loss, False), ("acc", accuracy, True)):
-            self.log(
-                f"{stage}/{key}",
-                value,
-                on_step=False,
-                on_epoch=True,
-                prog_bar=bar and stage == "val",
-                batch_size=len(x),
-            )
 
 
 @final
@@ -232,3 +229,57 @@ class _Server(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
+
+
+def _refuse_unsuited(trainer: L.Trainer) -> None:
+    """Raise where something would change weights or gradients behind the clients.
+
+    `gradient_clip_val` and `accumulate_grad_batches` of the Trainer are refused by
+    Lightning itself, as for any module that steps its own optimiser.
+
+    Args:
+        trainer: With its strategy, plugins and callbacks chosen.
+
+    Raises:
+        RuntimeError: With what was given and what to do.
+    """
+    strategy, precision = trainer.strategy, trainer.precision_plugin
+    if trainer.world_size > 1:
+        raise RuntimeError(
+            f"FedAvgModule simulates all clients in one process, but the Trainer has "
+            f"{trainer.world_size}; use devices=1."
+        )
+    if not isinstance(strategy, SingleDeviceStrategy):
+        raise RuntimeError(
+            f"FedAvgModule simulates all clients on one device, but the Trainer has "
+            f"{type(strategy).__name__}, which splits weights, gradients or data; use "
+            f"strategy='auto' and devices=1."
+        )
+    if getattr(precision, "scaler", None) is not None:
+        raise RuntimeError(
+            f"clients train in full precision, and there are no gradients that "
+            f"precision={trainer.precision!r} could scale; use precision='32-true'."
+        )
+    if type(precision) not in _PRECISIONS:
+        raise RuntimeError(
+            f"precision={trainer.precision!r} ({type(precision).__name__}) casts or "
+            f"replaces the server's weights, and small updates would vanish in their "
+            f"average; use precision='32-true', '64-true' or 'bf16-mixed'."
+        )
+    undeclared: Any = trainer  # Lightning declares no callbacks
+    for callback in undeclared.callbacks:
+        _refuse_callback(callback)
+
+
+def _refuse_callback(callback: L.Callback) -> None:
+    # By name: models don't know callbacks of their own package.
+    names = {kind.__name__ for kind in type(callback).__mro__}
+    if "GradientDefense" in names:
+        raise RuntimeError(
+            "GradientDefense perturbs the gradient of an optimiser's step, but in "
+            "federated averaging clients share weights, which it would leave as they "
+            "are; remove it."
+        )
+    for kind, why in _CALLBACKS.items():
+        if isinstance(callback, kind):
+            raise RuntimeError(f"{type(callback).__name__} {why}.")

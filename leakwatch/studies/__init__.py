@@ -11,10 +11,17 @@ from leakwatch.studies.initializations.ranking import Ranked, Verdict
 from leakwatch.studies.initializations.result import InitializationComparison
 from leakwatch.studies.initializations.study import compare_initializations
 from leakwatch.studies.noise.check import Check
-from leakwatch.studies.noise.class_risk import ClassRisk, SampleRisk, Unfairness
-from leakwatch.studies.noise.recommendation import recommend_noise
-from leakwatch.studies.noise.result import NoiseRecommendation, ProbeNoise
-from leakwatch.studies.noise.unequal_protection import unfairness
+from leakwatch.studies.noise.recommendation import (
+    NoiseRecommendation,
+    ProbeNoise,
+    recommend_noise,
+)
+from leakwatch.studies.noise.unequal_protection import (
+    ClassRisk,
+    SampleRisk,
+    Unfairness,
+    unfairness,
+)
 from leakwatch.studies.trade_offs.outcomes import Attacked, Outcome
 from leakwatch.studies.trade_offs.result import TradeOff
 from leakwatch.studies.trade_offs.rows import Applied, Cell, TradeOffRow

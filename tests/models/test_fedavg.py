@@ -233,7 +233,7 @@ def test_wrong_federations_are_refused_before_they_load(
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"momentum": 1.0}, "momentum"),
         ({"seed": -1}, "at least 0"),
-        ({"buffers": "lost"}, "'averaged' or 'kept'"),
+        ({"buffers": "lost"}, "'averaged', 'kept', got 'lost'"),
         ({"model": "nonsense"}, "Unknown model"),
     ],
 )

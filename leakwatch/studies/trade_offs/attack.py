@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from leakwatch.attacks import Attack, PixelScale, SharedGradient, Start
 from leakwatch.attacks.base import BaseAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.verdict import uninformed
-from leakwatch.defenses import Defense, Observation, Samples
+from leakwatch.defenses import Defense, Observation, Samples, predicted_errors
 from leakwatch.defenses.mixing import estimate
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.quality import quality
@@ -38,9 +38,12 @@ from leakwatch.studies.trade_offs.outcomes import (
     conclusive,
     lpips_net,
 )
-from leakwatch.studies.trade_offs.prediction import predictions
 
-__all__ = ["ProbeAttack"]
+__all__ = ["CEILING", "ProbeAttack", "predictions"]
+
+
+#: PSNR from which on float64 can't tell a prediction from an exact recovery, dB.
+CEILING: Final = -20 * math.log10(torch.finfo(torch.float64).eps)
 
 
 @final
@@ -328,3 +331,44 @@ class ProbeAttack:
         )
         known = name in found
         return float(found["psnr"][0]), float(found[name][0]) if known else math.nan
+
+
+def predictions(
+    answers: Answers, samples: Samples, *, prior_std: float, peak: float
+) -> dict[Attacker, list[float]]:
+    """PSNR by attacker and message, dB; nothing where there is no prediction.
+
+    Who attacks mixtures without knowing the partners is left with what
+    :meth:`leakwatch.defenses.Mixing.estimation_error` says beside the error of who
+    knows them; for all other defenses nothing is predicted for ``estimating``.
+
+    Args:
+        answers: the messages; their mean is what is predicted of.
+        samples: whose they are.
+        prior_std: R, network-input units.
+        peak: the largest difference of pixels, network-input units.
+    """
+    try:
+        predicted = predicted_errors(answers.mean, samples, prior_std=prior_std)
+    except ValueError:
+        return {}
+    d_x = samples.x[0].numel()
+    errors: dict[Attacker, torch.Tensor] = {
+        "naive": predicted.naive / d_x,
+        "adaptive": predicted.adaptive / d_x,
+    }
+    mixing = answers.mean.knowledge.mixing
+    if mixing is not None:
+        left = mixing.estimation_error(prior_std, answers.queries)
+        errors["estimating"] = errors["adaptive"] + left.to(predicted.adaptive)
+    return {
+        who: [_decibels(error / peak**2) for error in errors[who].tolist()]
+        for who in errors
+    }
+
+
+def _decibels(mse: float) -> float:
+    """PSNR of a mean squared error relative to the squared peak."""
+    if math.isnan(mse):
+        return math.nan
+    return CEILING if mse <= 0 else min(CEILING, -10 * math.log10(mse))

@@ -11,9 +11,8 @@ from scipy.stats import ttest_ind
 import leakwatch
 from leakwatch.scores import Settings, Value
 from leakwatch.status import OK, Status
-from leakwatch.studies.noise.class_risk import SampleRisk, Unfairness
 from leakwatch.studies.noise.spectra import NoiseResponse
-from leakwatch.studies.noise.unequal_protection import _classes
+from leakwatch.studies.noise.unequal_protection import SampleRisk, Unfairness, _classes
 from studies.problems import eigenvalues, network, samples
 
 R2 = 1 / 12

@@ -29,9 +29,9 @@ from leakwatch.defenses import (
 from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK, Status
 from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff, trade_off
+from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.attackers import informed, reimagined, share
 from leakwatch.studies.trade_offs.grid import named_budgets, named_defenses
-from leakwatch.studies.trade_offs.prediction import CEILING
 from leakwatch.studies.trade_offs.rows import TradeOffRow
 from studies.problems import FAST, attack_of, network, samples
 
