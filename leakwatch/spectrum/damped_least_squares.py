@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from leakwatch.spectrum._krylov import orthogonalise
 from leakwatch.spectrum.factor_operators import (
     FactorOperator,
     as_factor,
@@ -19,7 +18,7 @@ from leakwatch.spectrum.factor_operators import (
     forward,
 )
 from leakwatch.spectrum.golub_kahan import unit
-from leakwatch.spectrum.operators import norm
+from leakwatch.spectrum.operators import norm, orthogonalise
 
 _BREAKDOWN = 30.0
 

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.spectrum._krylov import orthogonalise
 from leakwatch.spectrum.factor_operators import FactorOperator, backward, forward
-from leakwatch.spectrum.operators import norm
+from leakwatch.spectrum.operators import norm, orthogonalise
 
 _BREAKDOWN = 30.0
 """A remainder below this many eps · σ_1 is rounding: the subspace is invariant."""

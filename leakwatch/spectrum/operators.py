@@ -241,6 +241,21 @@ def norm(x: Tensor, dim: int = -1) -> Tensor:
     return length * peak.squeeze(dim)
 
 
+def orthogonalise(
+    w: Float[Tensor, "batch n"], q: Float[Tensor, "batch m n"]
+) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch m"]]:
+    """Return w minus its part in the rows of q, and the coefficients of that part.
+
+    Gram-Schmidt, twice: that is enough also near breakdown (Giraud et al. 2005).
+    """
+    coefficients = w.new_zeros(q.shape[:2])
+    for _ in range(2):
+        part = torch.bmm(q, w.unsqueeze(2))
+        w = torch.baddbmm(w.unsqueeze(1), part.mT, q, alpha=-1.0).squeeze(1)
+        coefficients = coefficients + part.squeeze(2)
+    return w, coefficients
+
+
 def random_vector(size: int, generator: torch.Generator) -> Float[Tensor, " n"]:
     """Draw a float64 Gaussian vector from ``generator``, on the generator's device."""
     return torch.randn(
