@@ -13,22 +13,19 @@ from __future__ import annotations
 from leakwatch.spectrum.damped_least_squares import DampedSolution, damped
 from leakwatch.spectrum.exact import exact
 from leakwatch.spectrum.extreme_eigenvalues import Ends, ends
-from leakwatch.spectrum.factor_operators import (
-    DenseFactor,
-    FactorOperator,
-    as_factor,
-)
 from leakwatch.spectrum.lanczos import lanczos
 from leakwatch.spectrum.operators import (
+    DenseFactor,
     DenseOperator,
+    FactorOperator,
     SymmetricOperator,
+    as_factor,
     as_operator,
 )
 from leakwatch.spectrum.power import power
-from leakwatch.spectrum.quadrature import quadrature
+from leakwatch.spectrum.quadrature import quadrature, trace
 from leakwatch.spectrum.result import Spectrum, precision_floor
 from leakwatch.spectrum.spectral_measure import Estimate, SpectralMeasure
-from leakwatch.spectrum.trace import trace
 
 __all__ = [
     "DampedSolution",

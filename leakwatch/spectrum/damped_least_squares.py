@@ -8,22 +8,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.spectrum.factor_operators import (
-    FactorOperator,
-    as_factor,
-    backward,
-    forward,
-)
-from leakwatch.spectrum.golub_kahan import unit
-from leakwatch.spectrum.operators import norm, orthogonalise
-
-_BREAKDOWN = 30.0
+from leakwatch.spectrum.golub_kahan import Bidiagonalisation, unit
+from leakwatch.spectrum.operators import FactorOperator, as_factor
 
 
-class Distance(NamedTuple):
+class DampedDistance(NamedTuple):
     """‖x(ε) − c‖ for one damping, and how far it may be off.
 
     Attributes:
@@ -75,7 +67,9 @@ class DampedSolution:
     basis: Float[Tensor, "k n"] | None = None
     lower: Float[Tensor, "rows k"] | None = None
 
-    def at(self, epsilon: float, lower: float = 0.0, *, shift: float = 0.0) -> Distance:
+    def at(
+        self, epsilon: float, lower: float = 0.0, *, shift: float = 0.0
+    ) -> DampedDistance:
         """‖x(ε) − c‖.
 
         Args:
@@ -94,7 +88,7 @@ class DampedSolution:
         error = 0.0 if gradient == 0 else math.inf
         if gradient > 0 and least > 0:
             error = gradient / least
-        return Distance(
+        return DampedDistance(
             value=math.hypot(float((y - self.centre).norm()), self.outside),
             error=error,
             gradient=gradient,
@@ -238,107 +232,63 @@ def damped(
     if centre is None:
         centre = torch.zeros(batch, n, dtype=torch.float64, device=factor.device)
     bounds = [0.0] * batch if lower is None else lower.tolist()
-    chain = _Chain(factor, b, min(max_matvecs, n))
+    limit = min(max_matvecs, n)
+    chain = Bidiagonalisation.from_left(factor, b, limit)
+    lengths = unit(b.to(torch.float64))[1].tolist()
     active = ~chain.closed & ~chain.failed
     look = 1
-    while bool(active.any()) and chain.size < min(max_matvecs, n):
+    while bool(active.any()) and chain.size < limit:
         chain.step(active)
         active = active & ~chain.closed & ~chain.failed
         if chain.size < look:
             continue
         look = chain.size + max(1, chain.size // 8)
         for i in active.nonzero().flatten().tolist():
-            found = chain.solution(i, centre[i])
-            active[i] = not all(_settled(found, e, bounds[i], tol) for e in wanted[i])
+            solution = _solution(chain, i, lengths[i], centre[i])
+            active[i] = not all(
+                _settled(solution, e, bounds[i], tol) for e in wanted[i]
+            )
     return [
-        None if bool(chain.failed[i]) else chain.solution(i, centre[i], keep=keep)
+        None
+        if bool(chain.failed[i])
+        else _solution(chain, i, lengths[i], centre[i], keep=keep)
         for i in range(batch)
     ]
 
 
-def _settled(found: DampedSolution, epsilon: float, lower: float, tol: float) -> bool:
-    distance = found.at(epsilon, lower)
+def _settled(
+    solution: DampedSolution, epsilon: float, lower: float, tol: float
+) -> bool:
+    distance = solution.at(epsilon, lower)
     return distance.error <= tol * distance.value
 
 
-def _kept(basis: Tensor | None, centre: Tensor) -> Tensor:
-    return centre.new_zeros(0, len(centre)) if basis is None else basis
-
-
-@final
-class _Chain:
-    """J V_k = U_{k+1} L_k, started from the left."""
-
-    def __init__(
-        self, factor: FactorOperator, b: Float[Tensor, "batch rows"], limit: int
-    ) -> None:
-        batch = factor.batch_size
-        self._factor = factor
-        self._eps = float(torch.finfo(factor.dtype).eps)
-        left, self._length = unit(b.detach().to(factor.device, torch.float64))
-        self._left = left.to(factor.dtype)
-        self.size = 0
-        every = torch.ones(batch, dtype=torch.bool, device=factor.device)
-        w, self.failed = backward(factor, self._left, every)
-        alpha = norm(w)
-        self._scale = alpha.clone()
-        self.closed: Bool[Tensor, " batch"] = alpha == 0
-        self._vectors: list[Tensor] = [w / torch.where(alpha > 0, alpha, 1.0)[:, None]]
-        self._alpha, self._beta = [alpha], [self._length]
-        self._steps = torch.zeros_like(self.closed, dtype=torch.int64)
-        self._limit = limit
-
-    def step(self, active: Bool[Tensor, " batch"]) -> None:
-        """One product with J and one with Jᵀ."""
-        self.size += 1
-        self._steps += active
-        v, alpha = self._vectors[-1], self._alpha[-1]
-        u, broken = forward(self._factor, v, active)
-        self.failed = self.failed | broken
-        on = active & ~broken
-        u = u - alpha.to(u.dtype)[:, None] * self._left
-        self._left, beta = unit(torch.where(on[:, None], u, 0.0))
-        self._scale = torch.maximum(self._scale, torch.hypot(alpha, beta))
-        on = on & (beta > self._rounding())
-        w, broken = backward(self._factor, self._left, on)
-        self.failed = self.failed | broken
-        w, _ = orthogonalise(w, torch.stack(self._vectors, dim=1))
-        rest = norm(w)
-        self._scale = torch.maximum(self._scale, rest)
-        go_on = on & ~broken & (rest > self._rounding())
-        go_on = go_on & (self.size < self._factor.size)
-        self.closed = self.closed | (active & ~broken & ~go_on)
-        w = w / torch.where(rest > 0, rest, 1.0)[:, None]
-        self._vectors.append(torch.where(go_on[:, None], w, 0.0))
-        self._alpha.append(torch.where(go_on, rest, 0.0))
-        self._beta.append(beta)
-
-    def solution(
-        self, i: int, centre: Float[Tensor, " n"], *, keep: bool = False
-    ) -> DampedSolution:
-        """What the space of one sample holds."""
-        k = int(self._steps[i])
-        lower = torch.zeros(k + 1, k, dtype=torch.float64)
-        for j in range(k):
-            lower[j, j] = self._alpha[j][i]
-            lower[j + 1, j] = self._beta[j + 1][i]
-        left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
-        length = float(self._length[i])
-        basis = torch.stack([v[i] for v in self._vectors[:k]]) if k else None
-        inside = centre.new_zeros(0) if basis is None else basis @ centre
-        rest = centre if basis is None else centre - basis.mT @ inside
-        return DampedSolution(
-            sigma=sigma,
-            along=left[0] * length,
-            right=right.mT,
-            length=length,
-            next=float(self._alpha[k][i] * self._beta[k][i]) if k else 0.0,
-            centre=inside.cpu().double(),
-            outside=float(rest.norm()),
-            products=k,
-            basis=_kept(basis, centre) if keep else None,
-            lower=lower if keep else None,
-        )
-
-    def _rounding(self) -> Float[Tensor, " batch"]:
-        return _BREAKDOWN * self._eps * self._scale
+def _solution(
+    chain: Bidiagonalisation,
+    i: int,
+    length: float,
+    centre: Float[Tensor, " n"],
+    *,
+    keep: bool = False,
+) -> DampedSolution:
+    """What the space of one sample holds."""
+    lower = chain.lower(i)
+    left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
+    k = len(sigma)
+    basis = chain.vectors[i, :k]
+    inside = basis @ centre
+    coupling = 0.0
+    if k and not bool(chain.closed[i]):
+        coupling = float(chain.alpha[i, k - 1] * chain.beta[i, k - 1])
+    return DampedSolution(
+        sigma=sigma,
+        along=left[0] * length,
+        right=right.mT,
+        length=length,
+        next=coupling,
+        centre=inside.cpu(),
+        outside=float((centre - basis.mT @ inside).norm()),
+        products=k,
+        basis=basis.clone() if keep else None,
+        lower=lower if keep else None,
+    )

@@ -10,10 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.spectrum._lower import probable_lower_bound, random_starts
-from leakwatch.spectrum.factor_operators import FactorOperator, as_factor, forward
-from leakwatch.spectrum.golub_kahan import Bidiagonalisation
-from leakwatch.spectrum.operators import norm, own_generator
+from leakwatch.spectrum.golub_kahan import Bidiagonalisation, probable_lower_bound
+from leakwatch.spectrum.operators import (
+    FactorOperator,
+    as_factor,
+    forward,
+    norm,
+    own_generator,
+    random_starts,
+)
 from leakwatch.spectrum.result import DEFAULT_TOL
 
 RISK = 1e-3
@@ -194,7 +199,7 @@ class _Sample:
 
     def assess(self, chain: Bidiagonalisation, i: int) -> bool:
         """Read the bidiagonal matrix; whether the sample is done."""
-        wide = chain.bidiagonal(i)
+        wide = chain.upper(i)
         k = len(wide)
         left, sigma, right = torch.linalg.svd(wide[:, :k])
         rest = float(wide[-1, -1])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leakwatch.spectrum.factor_operators import FactorOperator, backward, forward
-from leakwatch.spectrum.operators import norm, orthogonalise
+from leakwatch.spectrum.operators import (
+    FactorOperator,
+    backward,
+    forward,
+    norm,
+    orthogonalise,
+)
 
 _BREAKDOWN = 30.0
 """A remainder below this many eps · σ_1 is rounding: the subspace is invariant."""
@@ -23,6 +29,10 @@ class Bidiagonalisation:
     and β_1 … β_{k−1} above it; the chain's last remainder is β_k q_{k+1}:
     Jᵀ P_k = Q_k B_kᵀ + β_k q_{k+1} e_kᵀ. So B_kᵀB_k is what Lanczos makes of H = JᵀJ
     from the same start, but its singular values are right to eps · σ_1.
+
+    Started from the left at b, as LSQR does (Paige and Saunders 1982), the same steps
+    give J Q_k = [p_0, P_k] L_k with p_0 = b/‖b‖ and a lower bidiagonal L_k:
+    β_0 … β_{k−1} on its diagonal, α_1 … α_k below it.
 
     Only the right vectors are kept and re-orthogonalised, against all before and twice.
     The left ones, d_θ numbers each, would not fit memory, and need not: with
@@ -42,6 +52,7 @@ class Bidiagonalisation:
         vectors: q_1 … q_{k+1}, (batch, slots, n).
         alpha: α_1 … α_k, (batch, slots).
         beta: β_1 … β_k, (batch, slots).
+        first: β_0, (batch,); 0 when started from the right.
         steps: steps that each sample took, (batch,).
         closed: samples whose subspace is invariant: a step more would find nothing.
         failed: samples with a product that was not finite.
@@ -61,7 +72,8 @@ class Bidiagonalisation:
         self.vectors[:, 0] = start
         self.alpha: Float[Tensor, "batch slots"] = self.vectors[:, :, 0] * 0.0
         self.beta: Float[Tensor, "batch slots"] = torch.zeros_like(self.alpha)
-        self._scale: Float[Tensor, " batch"] = self.alpha[:, 0].clone()
+        self.first: Float[Tensor, " batch"] = self.alpha[:, 0].clone()
+        self._scale: Float[Tensor, " batch"] = self.first
         self._left: Float[Tensor, "batch rows"] | None = None
         self.failed: Bool[Tensor, " batch"] = torch.zeros_like(
             self._scale, dtype=torch.bool
@@ -70,6 +82,21 @@ class Bidiagonalisation:
         self.steps: Int[Tensor, " batch"] = torch.zeros_like(
             self.failed, dtype=torch.int64
         )
+
+    @classmethod
+    def from_left(
+        cls, factor: FactorOperator, b: Float[Tensor, "batch rows"], limit: int
+    ) -> Bidiagonalisation:
+        """Start at b, (batch, rows), instead; costs one product with Jᵀ."""
+        left, _ = unit(b.detach().to(factor.device, torch.float64))
+        left = left.to(factor.dtype)
+        every = torch.ones(len(b), dtype=torch.bool, device=factor.device)
+        w, failed = backward(factor, left, every)
+        length = norm(w)
+        chain = cls(factor, w / torch.where(length > 0, length, 1.0)[:, None], limit)
+        chain._left, chain.first, chain._scale = left, length, length
+        chain.failed = failed
+        return chain
 
     def step(self, active: Bool[Tensor, " batch"]) -> None:
         """Take one step of the active samples that are neither closed nor failed."""
@@ -82,9 +109,10 @@ class Bidiagonalisation:
         u, broken = forward(self._factor, self.vectors[:, j], active)
         self.failed = self.failed | broken
         active = active & ~broken
-        if self._left is not None and j:
-            u = u - self.beta[:, j - 1, None].to(u.dtype) * self._left
-        u, length = unit(u)
+        if self._left is not None:
+            before = self.beta[:, j - 1] if j else self.first
+            u = u - before[:, None].to(u.dtype) * self._left
+        u, length = unit(torch.where(active[:, None], u, 0.0))
         self._scale = torch.maximum(self._scale, length)
         # Below this J q_j lies in the span of what was there: q_j leads to σ = 0.
         full = active & (length > self._rounding())
@@ -102,7 +130,7 @@ class Bidiagonalisation:
         w = w / torch.where(rest > 0, rest, 1.0)[:, None]
         self.vectors[:, j + 1] = torch.where(on[:, None], w, 0.0)
 
-    def bidiagonal(self, sample: int) -> Float[Tensor, "k k1"]:
+    def upper(self, sample: int) -> Float[Tensor, "k k1"]:
         """[B_k, β_k e_k] of one sample, k × (k + 1), on the CPU."""
         k = int(self.steps[sample])
         alpha, beta = self.alpha[sample, :k].cpu(), self.beta[sample, :k].cpu()
@@ -110,6 +138,16 @@ class Bidiagonalisation:
         every = torch.arange(k)
         out[every, every] = alpha
         out[every, every + 1] = beta
+        return out
+
+    def lower(self, sample: int) -> Float[Tensor, "k1 k"]:
+        """L_k of one sample, (k + 1) × k, on the CPU."""
+        k = int(self.steps[sample])
+        alpha, beta = self.alpha[sample, :k].cpu(), self.beta[sample, :k].cpu()
+        out = torch.zeros(k + 1, k, dtype=torch.float64)
+        every = torch.arange(k)
+        out[every, every] = torch.cat([self.first[sample, None].cpu(), beta])[:k]
+        out[every + 1, every] = alpha
         return out
 
     def _rounding(self) -> Float[Tensor, " batch"]:
@@ -137,3 +175,63 @@ def unit(u: Float[Tensor, "batch rows"]) -> tuple[Tensor, Float[Tensor, " batch"
     length: Tensor = torch.linalg.vector_norm(scaled, dim=1, dtype=torch.float64)
     divisor = torch.where(length > 0, length, 1.0)
     return scaled / divisor.to(u.dtype)[:, None], length * safe * (peak > 0)
+
+
+def probable_lower_bound(
+    nodes: Float[Tensor, " k"],
+    couplings: Float[Tensor, " k"],
+    size: int,
+    risk: float,
+) -> float:
+    """Return a lower bound of the smallest eigenvalue of H ⪰ 0, true but for a risk.
+
+    Lanczos from a unit vector q_1 gives q_{k+1} = p_k(H) q_1 with the polynomial
+    p_k(t) = ∏(t − θ_i)/∏b_i over Ritz values θ and off-diagonals b. Along the
+    eigenvector x_n this reads |p_k(λ_n)| · |x_nᵀq_1| = |x_nᵀq_{k+1}| ≤ 1. Below all θ,
+    |p_k| falls towards the smallest of them, so λ_n is at least the t where
+    |p_k(t)| = 1/|x_nᵀq_1|. For q_1 uniform on the sphere |x_nᵀq_1| is below
+    risk · √(π/2n) with a probability of at most ``risk``. That bound adapts to the
+    spectrum, and one and the same event makes it hold at every step k.
+
+    van Dorsselaer, Hochstenbruck, van der Vorst: "Computing probabilistic bounds for
+    extreme eigenvalues of symmetric matrices with the Lanczos method", SIAM J. Matrix
+    Anal. Appl. 22 (2000); the a-priori form is Kuczyński and Woźniakowski (1992).
+
+    Args:
+        nodes: Ritz values θ_1 … θ_k, at least 0, any order.
+        couplings: b_1 … b_k, the last one to the vector not yet multiplied; positive.
+        size: n.
+        risk: probability that the bound is wrong.
+
+    Returns:
+        The bound, 0 where nothing better is known.
+
+    Example:
+        >>> import torch
+        >>> theta = torch.tensor([2.0, 1.0]).double()
+        >>> b = torch.full_like(theta, 1e-12)
+        >>> probable_lower_bound(theta, b, 10, 1e-3) > 0.999
+        True
+    """
+    smallest = float(nodes.min())
+    if smallest <= 0 or not bool((couplings > 0).all()):
+        return 0.0
+    component = 1.0 if size == 1 else min(1.0, risk * math.sqrt(math.pi / (2 * size)))
+    wanted = float(couplings.log().sum()) - math.log(component)
+
+    def reached(t: float) -> bool:
+        return float((nodes - t).log().sum()) >= wanted
+
+    if not reached(0.0):
+        return 0.0
+    # In u = log(θ − t): near θ the bound sits at a distance of many decades.
+    low, high = math.log(smallest) - 80.0, math.log(smallest)
+    for _ in range(60):
+        middle = (low + high) / 2
+        gap = math.exp(middle)
+        others = (nodes - smallest + gap).log().sum()
+        if float(others) >= wanted:
+            high = middle
+        else:
+            low = middle
+    return max(smallest - math.exp(high), 0.0)

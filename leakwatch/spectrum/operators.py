@@ -1,4 +1,4 @@
-"""What a solver needs from H: products with one vector per sample, and no more."""
+"""What solvers need: products with H, or with a factor J of H = JᵀJ, and no more."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ ASYMMETRY = 1e3
 """Largest |a_ij − a_ji| that counts as rounding, in units of eps · max|a|."""
 
 
-@runtime_checkable
-class SymmetricOperator(Protocol):
-    """A batch of symmetric n×n operators, one per sample, known by their products.
-
-    Positive semi-definite operators are what the solvers are for; indefinite ones work
-    too, with "largest" meaning algebraically largest (see `power` for its exception).
-    An operator may also have a method ``dense()`` that returns (batch, n, n); the
-    exact solver then calls it instead of forming the matrix column by column.
-    """
+class Operator(Protocol):
+    """A batch of linear maps, one per sample, known by their products."""
 
     @property
     def batch_size(self) -> int:
@@ -28,7 +21,7 @@ class SymmetricOperator(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of rows n."""
+        """Number of columns n."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -37,6 +30,17 @@ class SymmetricOperator(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the products are computed."""
+
+
+@runtime_checkable
+class SymmetricOperator(Operator, Protocol):
+    """A batch of symmetric n×n operators, one per sample, known by their products.
+
+    Positive semi-definite operators are what the solvers are for; indefinite ones work
+    too, with "largest" meaning algebraically largest (see `power` for its exception).
+    An operator may also have a method ``dense()`` that returns (batch, n, n); the
+    exact solver then calls it instead of forming the matrix column by column.
+    """
 
     def matvec(
         self,
@@ -52,8 +56,63 @@ class SymmetricOperator(Protocol):
         """
 
 
+@runtime_checkable
+class FactorOperator(Operator, Protocol):
+    """A batch of rows × size matrices J, one per sample, known by their products.
+
+    A solver that sees J instead of H = JᵀJ works with singular values σ = √λ, and can
+    tell σ_min from zero down to about eps · σ_1. From products with H it is
+    √eps · σ_1, because rounding moves every λ by eps · λ_1.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of J."""
+
+    def forward(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch rows"]:
+        """Return J v, sample by sample; ``active`` as in `SymmetricOperator`."""
+
+    def backward(
+        self,
+        u: Float[Tensor, "batch rows"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """Return Jᵀ u, sample by sample."""
+
+
+class _Dense:
+    """Matrices as an operator."""
+
+    def __init__(self, matrices: Tensor) -> None:
+        self._matrices = matrices.detach()
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return self._matrices.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Number of columns n."""
+        return self._matrices.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of the products."""
+        return self._matrices.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrices are."""
+        return self._matrices.device
+
+
 @final
-class DenseOperator:
+class DenseOperator(_Dense):
     """Symmetric matrices as an operator.
 
     Args:
@@ -65,37 +124,16 @@ class DenseOperator:
     """
 
     def __init__(self, matrices: Tensor) -> None:
-        matrices = matrices.detach()
-        check_matrices(matrices)
-        finite = finite_samples(matrices)
+        super().__init__(matrices)
+        check_matrices(self._matrices)
+        finite = finite_samples(self._matrices)
         if not bool(finite.all()):
             bad = (~finite).nonzero().flatten().tolist()
             raise ValueError(
                 f"matrices of samples {bad} hold NaN or infinity, expected finite "
                 "values; remove those samples, or use exact(), which sets them apart"
             )
-        check_symmetry(matrices)
-        self._matrices = matrices
-
-    @property
-    def batch_size(self) -> int:
-        """Number of samples."""
-        return self._matrices.shape[0]
-
-    @property
-    def size(self) -> int:
-        """Number of rows n."""
-        return self._matrices.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Arithmetic of the products."""
-        return self._matrices.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the matrices are."""
-        return self._matrices.device
+        check_symmetry(self._matrices)
 
     def matvec(
         self,
@@ -113,6 +151,49 @@ class DenseOperator:
         return self._matrices
 
 
+@final
+class DenseFactor(_Dense):
+    """Matrices J as an operator.
+
+    Args:
+        matrices: (batch, rows, n), float32 or float64. Not copied.
+
+    Raises:
+        ValueError: not a batch of non-empty float32 or float64 matrices.
+    """
+
+    def __init__(self, matrices: Tensor) -> None:
+        shape = tuple(matrices.shape)
+        if len(shape) != 3 or 0 in shape:
+            raise ValueError(
+                f"got a tensor of shape {shape}, expected matrices (rows, n) or "
+                "(batch, rows, n), none empty"
+            )
+        check_dtype(matrices.dtype)
+        super().__init__(matrices)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self._matrices.shape[1]
+
+    def forward(
+        self,
+        v: Float[Tensor, "batch n"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch rows"]:
+        """Return J v."""
+        return torch.bmm(self._matrices, v.unsqueeze(2)).squeeze(2)
+
+    def backward(
+        self,
+        u: Float[Tensor, "batch rows"],
+        active: Bool[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch n"]:
+        """Return Jᵀ u."""
+        return torch.bmm(self._matrices.mT, u.unsqueeze(2)).squeeze(2)
+
+
 def as_operator(a: Tensor | SymmetricOperator) -> SymmetricOperator:
     """Return ``a`` as an operator.
 
@@ -124,7 +205,8 @@ def as_operator(a: Tensor | SymmetricOperator) -> SymmetricOperator:
 
     Raises:
         TypeError: neither a tensor nor an operator.
-        ValueError: a tensor that is not square, float, finite and symmetric.
+        ValueError: a tensor that is not square, float, finite and symmetric, or an
+            operator that is empty or of another arithmetic.
 
     Example:
         >>> import torch
@@ -138,13 +220,49 @@ def as_operator(a: Tensor | SymmetricOperator) -> SymmetricOperator:
             f"got {type(a).__name__}, expected a tensor (n, n) or (batch, n, n), or an "
             "object with batch_size, size, dtype, device and matvec(v, active)"
         )
-    if a.batch_size < 1 or a.size < 1:
-        raise ValueError(
-            f"operator has batch_size {a.batch_size} and size {a.size}, expected at "
-            "least 1 of each; leave empty batches out"
-        )
-    check_dtype(a.dtype)
+    _check_operator(a, batch_size=a.batch_size, size=a.size)
     return a
+
+
+def as_factor(a: Tensor | FactorOperator) -> FactorOperator:
+    """Return ``a`` as a factor operator.
+
+    Args:
+        a: an operator, or a tensor of shape (rows, n) or (batch, rows, n).
+
+    Returns:
+        ``a`` itself, or a `DenseFactor`; a single matrix is a batch of one.
+
+    Raises:
+        TypeError: neither a tensor nor an operator.
+        ValueError: an empty or integer tensor, or an operator that is empty or of
+            another arithmetic.
+
+    Example:
+        >>> import torch
+        >>> as_factor(torch.ones(3, 2)).forward(torch.ones(1, 2)).tolist()
+        [[2.0, 2.0, 2.0]]
+    """
+    if isinstance(a, Tensor):
+        return DenseFactor(as_batch(a))
+    if not isinstance(a, FactorOperator):
+        raise TypeError(
+            f"got {type(a).__name__}, expected a tensor (rows, n) or (batch, rows, n), "
+            "or an object with batch_size, rows, size, dtype, device, forward(v, "
+            "active) and backward(u, active)"
+        )
+    _check_operator(a, batch_size=a.batch_size, rows=a.rows, size=a.size)
+    return a
+
+
+def _check_operator(operator: Operator, **sizes: int) -> None:
+    if min(sizes.values()) < 1:
+        stated = ", ".join(f"{name} {number}" for name, number in sizes.items())
+        raise ValueError(
+            f"operator has {stated}, expected at least 1 of each; leave empty batches "
+            "out"
+        )
+    check_dtype(operator.dtype)
 
 
 def as_batch(a: Tensor) -> Tensor:
@@ -204,27 +322,54 @@ def product(
     v: Float[Tensor, "batch n"],
     active: Bool[Tensor, " batch"],
 ) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, " batch"]]:
-    """Multiply in the operator's arithmetic and return float64, with broken rows named.
+    """Return H v as float64, and the samples where it is not finite.
+
+    The product is taken in the operator's arithmetic. Rows of inactive and failed
+    samples are zero. `forward` and `backward` do the same with the halves J and Jᵀ.
 
     Args:
         operator: the operator.
-        v: float64, one vector per sample.
+        v: one vector per sample.
         active: samples whose product is wanted.
 
-    Returns:
-        H v with rows of inactive and failed samples set to zero, and the mask of
-        samples whose product was not finite.
-
     Raises:
-        ValueError: the product has another shape than ``v``.
+        ValueError: the product has another shape than expected.
     """
-    out = operator.matvec(v.to(operator.dtype), active).detach()
-    if out.shape != v.shape:
+    out = operator.matvec(v.to(operator.dtype), active)
+    out, failed = _checked(out, tuple(v.shape), active, "matvec")
+    return out.to(torch.float64), failed
+
+
+def forward(
+    factor: FactorOperator,
+    v: Float[Tensor, "batch n"],
+    active: Bool[Tensor, " batch"],
+) -> tuple[Float[Tensor, "batch rows"], Bool[Tensor, " batch"]]:
+    """Return J v in the operator's arithmetic, and where it failed; see `product`."""
+    out = factor.forward(v.to(factor.dtype), active)
+    return _checked(out, (factor.batch_size, factor.rows), active, "forward")
+
+
+def backward(
+    factor: FactorOperator,
+    u: Float[Tensor, "batch rows"],
+    active: Bool[Tensor, " batch"],
+) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, " batch"]]:
+    """Return Jᵀ u as float64, and where it failed; see `product`."""
+    out = factor.backward(u.to(factor.dtype), active)
+    out, failed = _checked(out, (factor.batch_size, factor.size), active, "backward")
+    return out.to(torch.float64), failed
+
+
+def _checked(
+    out: Tensor, shape: tuple[int, ...], active: Tensor, name: str
+) -> tuple[Tensor, Tensor]:
+    if out.shape != shape:
         raise ValueError(
-            f"matvec returned shape {tuple(out.shape)}, expected {tuple(v.shape)}: one "
-            "row per sample, zeros for inactive ones"
+            f"{name} returned shape {tuple(out.shape)}, expected {shape}: one row per "
+            "sample, whatever in inactive ones"
         )
-    out = out.to(torch.float64)
+    out = out.detach()
     failed = active & ~torch.isfinite(out).all(1)
     # where, not a product with the mask: 0 · NaN is NaN.
     return torch.where((active & ~failed)[:, None], out, 0.0), failed
@@ -270,3 +415,12 @@ def own_generator(generator: torch.Generator | None) -> torch.Generator:
     random state is not touched: a monitor must not change the training it watches.
     """
     return torch.Generator().manual_seed(0) if generator is None else generator
+
+
+def random_starts(
+    size: int, count: int, generator: torch.Generator
+) -> Float[Tensor, "count n"]:
+    """Draw unit vectors uniformly from the sphere, float64."""
+    drawn = torch.stack([random_vector(size, generator) for _ in range(count)])
+    lengths: Tensor = torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+    return drawn / lengths

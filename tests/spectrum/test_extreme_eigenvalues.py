@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leakwatch.spectrum import as_factor, ends
-from leakwatch.spectrum._lower import probable_lower_bound
+from leakwatch.spectrum.golub_kahan import probable_lower_bound
 
 from .cases import Case, blocks, geometric, mixed_batch, network_like, rotated
 from .factors import FACTORS, RecordingFactor, factor

@@ -63,9 +63,7 @@ def test_gauss_and_radau_bracket_each_start(depth: int, lower: float) -> None:
         chain = Bidiagonalisation(as_factor(j), z, depth)
         for _ in range(depth):
             chain.step(torch.ones(1, dtype=torch.bool))
-        probe = Probe.of(
-            chain.bidiagonal(0), closed=False, lower=lower * float(values[0])
-        )
+        probe = Probe.of(chain.upper(0), closed=False, lower=lower * float(values[0]))
         weights = (vectors.mT @ z[0]).square()
         inverse = (0, torch.reciprocal)
         wanted = {**functions(float(lam[0])), **({"inverse": inverse} if lower else {})}

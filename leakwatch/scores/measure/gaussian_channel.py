@@ -125,15 +125,14 @@ def mean_error(spectrum: SampleSpectrum, settings: Settings, noise_std: float) -
         settings: the prior.
         noise_std: s.
     """
-    whole, spread = channel(spectrum, settings), settings.prior_std**2
+    whole = channel(spectrum, settings)
     if whole is not None:
         return whole.judged(
             lambda gain: math.sqrt(whole.squared_error(gain, noise_std))
         )
+    shift = (noise_std / settings.prior_std) ** 2
     return spectrum.of_sums(
-        lambda lam: spread * posterior(lam * spread, noise_std),
-        "i2f_bayes",
-        transform=math.sqrt,
+        lambda lam: noise_std**2 / (lam + shift), "i2f_bayes", transform=math.sqrt
     )
 
 
@@ -142,17 +141,17 @@ def information(
 ) -> Value:
     """½ Σ log₂(1 + μ_i/s²), in bits; arguments as for :func:`mean_error`."""
 
-    def terms(gain: Tensor) -> Tensor:
-        return torch.log1p(gain / noise_std**2)
-
     def bits(nats: float) -> float:
         return nats / (2 * math.log(2))
 
-    whole, spread = channel(spectrum, settings), settings.prior_std**2
+    whole = channel(spectrum, settings)
     if whole is not None:
-        return whole.judged(lambda gain: bits(float(terms(gain).sum())))
+        return whole.judged(
+            lambda gain: bits(float(torch.log1p(gain / noise_std**2).sum()))
+        )
+    shift = (noise_std / settings.prior_std) ** 2
     return spectrum.of_sums(
-        lambda lam: terms(lam * spread), "leaked_bits", transform=bits
+        lambda lam: torch.log1p(lam / shift), "leaked_bits", transform=bits
     )
 
 
