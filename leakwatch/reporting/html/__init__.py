@@ -6,7 +6,7 @@ hold finished words and can be tested without HTML. How it looks is in ``templat
 
 - ``report``: writes the file; puts the sections together.
 - ``page``: the frame of every page, for this report and those of studies.
-- ``markup``: what sections share: figures, cards, cells, notices, pictures.
+- ``markup``: what sections share: figures, cards, cells, pictures.
 - ``summary``, ``notices``, ``attacks``, ``correlations``, ``samples``, ``tables``:
   the sections.
 """

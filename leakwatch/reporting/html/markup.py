@@ -1,4 +1,4 @@
-"""What sections share: figures in panels, cards, cells of tables, notices, pictures."""
+"""What sections share: figures in panels, cards, cells of tables, pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ __all__ = [
     "Badge",
     "Card",
     "Cell",
-    "Notice",
     "Panel",
     "data_uri",
     "make_panel",
@@ -95,21 +94,6 @@ class Cell:
     about: str = ""
     level: str = ""
     note: str = ""
-
-
-@final
-@dataclass(frozen=True)
-class Notice:
-    """A box with what a reader must know: a bold start, words, a list.
-
-    ``more`` counts the lines that are left out; ``calm`` is no warning.
-    """
-
-    title: str
-    text: str = ""
-    lines: tuple[str, ...] = ()
-    more: int = 0
-    calm: bool = False
 
 
 def make_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> Panel | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
 
-from leakwatch.reporting.html.markup import Notice
 from leakwatch.reporting.ledger.rows import status_reason, status_word
 from leakwatch.reporting.ledger.table import Column, LedgerTable
 from leakwatch.reporting.statistics.aggregates import count_excluded, describe_counts
 from leakwatch.reporting.words import moment_words
 
-__all__ = ["make_notices", "read_with_care"]
+__all__ = ["Lines", "Notices", "make_notices"]
 
 _NOT_COMPUTED: Final = "not computed"
 # A quantity of the run may have no value yet, as the share of training before it.
@@ -21,14 +21,37 @@ _MOST_LINES: Final = 8
 _MOST_REASONS: Final = 4
 
 
-def read_with_care(texts: Sequence[str]) -> Notice | None:
-    """Return what a reader must know beside the headline; None for nothing.
+class Lines(NamedTuple):
+    """The first sentences of a list, and how many more there are."""
 
-    Args:
-        texts: Without capital and full stop.
+    shown: tuple[str, ...]
+    more: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class Notices:
+    """Empty where there is nothing to say.
+
+    Attributes:
+        unknown: Why values of the last probe are not known, in words.
+        unknown_count: How many of them.
+        values: How many there are in all.
+        trouble: What of the run itself could not be measured.
+        notes: Caveats about the model, found while it was measured.
+        problems: What of the record could not be read.
+        private: Whether the report holds pictures of training data.
+        not_computed: What nobody asked for, by reason.
     """
-    words = " ".join(f"{text[0].upper()}{text[1:]}." for text in texts if text)
-    return Notice("Read with care.", words) if words else None
+
+    unknown: str
+    unknown_count: int
+    values: int
+    trouble: Lines
+    notes: Lines
+    problems: Lines
+    private: bool
+    not_computed: str
 
 
 def make_notices(
@@ -37,7 +60,7 @@ def make_notices(
     notes: Sequence[str] = (),
     *,
     private: bool,
-) -> list[Notice]:
+) -> Notices:
     """Return what the reader must know before the numbers.
 
     Args:
@@ -46,61 +69,39 @@ def make_notices(
         notes: Caveats about the model, found while it was measured.
         private: Whether the report holds pictures of training data.
     """
-    notices = [*_unknown(table), *_trouble(table)]
-    if notes:
-        notices.append(Notice("About this model.", lines=tuple(notes)))
-    if problems:
-        title = "Part of the record could not be read"
-        notices.append(_list(title, "and is missing here.", problems))
-    if private:
-        notices.append(
-            Notice(
-                "This file holds pictures of training data.",
-                "Treat it as you treat the data; nothing in it was sent anywhere.",
-            )
-        )
-    return [*notices, *_not_computed(table)]
-
-
-def _list(title: str, text: str, lines: Sequence[str]) -> Notice:
-    more = max(len(lines) - _MOST_LINES, 0)
-    return Notice(title, text, tuple(lines[:_MOST_LINES]), more)
-
-
-def _unknown(table: LedgerTable) -> Iterator[Notice]:
+    columns = table.at(table.moments[-1]) if table.moments else {}
     counts: Counter[str] = Counter()
-    total = 0
-    for column in _last(table).values():
+    for column in columns.values():
         counts.update(count_excluded(column))
-        total += len(column.samples)
     counts.pop(_NOT_COMPUTED, None)
-    if counts:
-        yield Notice(
-            f"{counts.total()} of {total} values at the last probe are not known",
-            f"({describe_counts(counts)}). They are left out of every summary and are "
-            "marked in the table of samples; a value that is not known is not a safe "
-            "value.",
-        )
+    return Notices(
+        unknown=describe_counts(counts),
+        unknown_count=counts.total(),
+        values=sum(len(column.samples) for column in columns.values()),
+        trouble=_first(list(_trouble(table))),
+        notes=Lines(tuple(notes)),
+        problems=_first(problems),
+        private=private,
+        not_computed=_not_computed(table, columns),
+    )
 
 
-def _last(table: LedgerTable) -> dict[str, Column]:
-    return table.at(table.moments[-1]) if table.moments else {}
+def _first(sentences: Sequence[str]) -> Lines:
+    more = max(len(sentences) - _MOST_LINES, 0)
+    return Lines(tuple(sentences[:_MOST_LINES]), more)
 
 
-def _trouble(table: LedgerTable) -> Iterator[Notice]:
-    broken = [
-        f"{name}, {moment_words(moment)}: {status_word(row.status)}"
-        + (f" ({status_reason(row.status)})" if status_reason(row.status) else "")
-        for (moment, name), row in sorted(table.run_level.items())
-        if status_word(row.status) not in _CALM
-    ]
-    if broken:
-        yield _list("Some probes report trouble.", "", broken)
+def _trouble(table: LedgerTable) -> Iterator[str]:
+    for (moment, name), row in sorted(table.run_level.items()):
+        word, reason = status_word(row.status), status_reason(row.status)
+        if word not in _CALM:
+            why = f" ({reason})" if reason else ""
+            yield f"{name}, {moment_words(moment)}: {word}{why}"
 
 
-def _not_computed(table: LedgerTable) -> Iterator[Notice]:
+def _not_computed(table: LedgerTable, columns: Mapping[str, Column]) -> str:
     groups: dict[str, list[str]] = {}
-    for name, status in _left_out(table):
+    for name, status in _left_out(table, columns):
         names = groups.setdefault(status_reason(status) or "no reason recorded", [])
         if name not in names:
             names.append(name)
@@ -108,14 +109,14 @@ def _not_computed(table: LedgerTable) -> Iterator[Notice]:
     more = len(parts) - _MOST_REASONS
     if more > 0:
         parts[_MOST_REASONS:] = [f"and more, for {more} other reasons"]
-    if parts:
-        words = f"{'; '.join(parts)}. This says nothing about exposure."
-        yield Notice("Not computed:", words, calm=True)
+    return "; ".join(parts)
 
 
-def _left_out(table: LedgerTable) -> Iterator[tuple[str, str]]:
+def _left_out(
+    table: LedgerTable, columns: Mapping[str, Column]
+) -> Iterator[tuple[str, str]]:
     """Yield names and statuses of what the last probe did not compute."""
-    for name, column in _last(table).items():
+    for name, column in columns.items():
         everyone = len(column.samples)
         for status, number in Counter(column.statuses).items():
             if status_word(status) == _NOT_COMPUTED:

@@ -17,7 +17,7 @@ from leakwatch.reporting.html.markup import (
     make_panels,
     thumbnail,
 )
-from leakwatch.reporting.html.notices import make_notices, read_with_care
+from leakwatch.reporting.html.notices import make_notices
 from leakwatch.reporting.html.page import Link, render_page
 from leakwatch.reporting.html.samples import make_sample_table
 from leakwatch.reporting.html.summary import make_cards, make_lead, make_strip
@@ -122,7 +122,7 @@ def _render(ledger: RiskLedger) -> str:
         links=[Link(section.anchor, section.title) for section in sections],
         lead=make_lead(table, headline, facts),
         attacked=make_attacked(everything),
-        care=read_with_care([*facts.assumed, unexplained(everything)]),
+        care=_sentences(*facts.assumed, unexplained(everything)),
         summary=make_cards(table, headline, facts, pictures),
         strip=make_strip(headline, facts),
         notices=make_notices(
@@ -130,6 +130,10 @@ def _render(ledger: RiskLedger) -> str:
         ),
         sections=sections,
     )
+
+
+def _sentences(*texts: str) -> str:
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts if text)
 
 
 def _spectra(ledger: RiskLedger, noun: str) -> Spectra | None:

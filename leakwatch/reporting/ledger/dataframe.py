@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from leakwatch.reporting.extras import require
 from leakwatch.reporting.ledger.rows import COLUMNS, Row
@@ -26,30 +27,15 @@ def to_dataframe(
         ModuleNotFoundError: If pandas is not installed.
     """
     pandas = require("pandas", "RiskLedger.to_dataframe()")
-    columns: dict[str, list[Any]] = {
-        "run": [run for run, _ in records],
-        "epoch": [row.epoch for _, row in records],
-        "step": [row.step for _, row in records],
-        "sample": [row.sample for _, row in records],
-        "class": [row.label for _, row in records],
-        "quantity": [row.quantity for _, row in records],
-        "value": [row.value for _, row in records],
-        "status": [row.status for _, row in records],
-    }
-    types = {"epoch": "int64", "step": "int64", "value": "float64"}
-    types |= {"sample": "Int64", "class": "Int64"}
     frame: pd.DataFrame = pandas.DataFrame(
-        {
-            name: pandas.Series(columns[name], dtype=types.get(name, "object"))
-            for name in COLUMNS
-        }
+        [(run, *astuple(row)) for run, row in records], columns=COLUMNS, dtype="object"
     )
+    types = {"epoch": "int64", "step": "int64", "value": "float64"}
+    frame = frame.astype(types | {"sample": "Int64", "class": "Int64"})
     if class_names is not None:
-        frame["class_name"] = pandas.Series(
-            [
-                None if label is None else class_name(label, class_names)
-                for label in columns["class"]
-            ],
-            dtype="object",
-        )
+        names = [
+            None if row.label is None else class_name(row.label, class_names)
+            for _, row in records
+        ]
+        frame["class_name"] = pandas.Series(names, dtype="object")
     return frame

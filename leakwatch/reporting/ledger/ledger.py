@@ -167,12 +167,7 @@ class RiskLedger:
         """
         if position < 0:
             raise ValueError(f"position is {position}, expected 0 or more")
-        if position > self._position:
-            self._warn(
-                f"short {position}",
-                f"the checkpoint knows {position} ledger parts but {self.directory} "
-                f"holds {self._position}: earlier probes are missing from the record",
-            )
+        self._warn_if_short(position, self)
         for index in sorted(self._parts(), reverse=True):
             if index >= position:
                 self._part(index).unlink()
@@ -205,12 +200,7 @@ class RiskLedger:
                 f"{self.directory} holds {self._position} parts already; copy into an "
                 "empty directory or call truncate(0) first"
             )
-        if position > source.position:
-            self._warn(
-                f"short {position}",
-                f"the checkpoint knows {position} ledger parts but {source.directory} "
-                f"holds {source.position}: earlier probes are missing from the record",
-            )
+        self._warn_if_short(position, source)
         for index in sorted(i for i in source._parts() if i < position):
             make_private_directory(self.directory)
             pairs = [
@@ -368,13 +358,9 @@ class RiskLedger:
         return self.directory / kind / f"part-{index:06d}.npz"
 
     def _arrays(self, kind: str) -> list[Arrays]:
-        found: list[Arrays] = []
-        for index in sorted(self._parts()):
-            path = self._beside(kind, index)
-            arrays = self._read_arrays(path) if path.is_file() else None
-            if arrays is not None:
-                found.append(arrays)
-        return found
+        paths = (self._beside(kind, index) for index in sorted(self._parts()))
+        read = (self._read_arrays(path) for path in paths if path.is_file())
+        return [arrays for arrays in read if arrays is not None]
 
     def _read_arrays(self, path: Path) -> Arrays | None:
         try:
@@ -382,6 +368,14 @@ class RiskLedger:
         except (ValueError, OSError) as error:
             self._warn(str(path), f"{path} is ignored: {error}")
             return None
+
+    def _warn_if_short(self, position: int, source: RiskLedger) -> None:
+        if position > source.position:
+            self._warn(
+                f"short {position}",
+                f"the checkpoint knows {position} ledger parts but {source.directory} "
+                f"holds {source.position}: earlier probes are missing from the record",
+            )
 
     def _warn(self, key: str, sentence: str) -> None:
         if key not in self._warned:
