@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, presets
-from leakwatch.attacks.base import BaseAttack
-from leakwatch.attacks.start import StartKind
+from leakwatch.attacks.base import BaseAttack, PublishedAttack
 from leakwatch.callbacks._audit.conclusions import conclusions, sentence
 from leakwatch.callbacks._audit.gradients import attack_probes
 from leakwatch.callbacks._audit.plan import (
@@ -18,9 +17,6 @@ from leakwatch.callbacks._audit.plan import (
     Audit,
     Kind,
     chosen_attack,
-    restarts_or,
-    seconds_or,
-    steps_or,
 )
 from leakwatch.callbacks._audit.quantities import quantities
 from leakwatch.callbacks._audit.sharing import defended
@@ -136,32 +132,36 @@ class InversionAudit(ProbeCallback):
                 "perturb must be a function from gradients (n, d_θ) to what is shared, "
                 f"got {type(perturb).__name__}."
             )
-        steps = steps_or(steps)
+        near = None if worst_case is None else _attack("worst_case", worst_case)
+        random = None if attack is None else _attack("attack", attack, steps)
         attacks: dict[Kind, Attack] = {}
-        tries = 1
-        begin: StartKind = "normal"
-        if worst_case is not None:
-            attacks["near"], _, _ = _attack("worst_case", worst_case)
-        if attack is not None:
-            attacks["random"], tries, begin = _attack("attack", attack, steps)
+        if near is not None:
+            attacks["near"] = near.attack
+        if random is not None:
+            attacks["random"] = random.attack
         if not attacks:
             raise ValueError(
                 "attack and worst_case are both None, so there is nothing to audit; "
                 "for instance attack='inverting-gradients'."
             )
+        if restarts is not None:
+            restarts = check_integer("restarts", restarts, example=3)
         if samples is not None:
-            check_integer("samples", samples, example=8)
+            samples = check_integer("samples", samples, example=8)
+        if time_limit is not None:
+            time_limit = check_number("time_limit", time_limit, example=60.0)
+        tries = 1 if random is None else random.restarts
         self.audit = Audit(
             attacks,
             samples,
-            begin,
-            restarts_or(restarts, tries),
-            check_number("radius", radius, example=0.01),
-            float(noise_std),
-            perturb,
-            check_metrics(metrics),
-            seconds_or(time_limit),
-            self.seed,
+            start="normal" if random is None else random.start,
+            restarts=restarts or tries,
+            radius=check_number("radius", radius, example=0.01),
+            noise_std=float(noise_std),
+            perturb=perturb,
+            metrics=check_metrics(metrics),
+            time_limit=time_limit,
+            seed=self.seed,
         )
 
     def measure(self, step: ProbeStep) -> Share:
@@ -233,9 +233,9 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _attack(
     argument: str, given: Any, steps: int | None = None
-) -> tuple[Attack, int, StartKind]:
+) -> PublishedAttack[Any]:
     """As :func:`chosen_attack`; no generator beside the true images."""
-    found = chosen_attack(
+    preset = chosen_attack(
         argument,
         given,
         steps,
@@ -243,10 +243,10 @@ def _attack(
         example="inverting-gradients",
         optional=True,
     )
-    engine: Any = found[0]
-    if argument == "worst_case" and getattr(engine, "only_normal_start", False):
+    attack = preset.attack
+    if argument == "worst_case" and getattr(attack, "only_normal_start", False):
         raise ValueError(
-            f"worst_case begins beside the true images, and {engine.name} only at "
+            f"worst_case begins beside the true images, and {attack.name} only at "
             f"random latents; use it as attack=, and worst_case='gauss-newton'."
         )
-    return found
+    return preset

@@ -15,7 +15,7 @@ from leakwatch.callbacks._probing.distributed import refuse_sharded
 from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
 from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
-from leakwatch.callbacks._probing.session import Session
+from leakwatch.callbacks._probing.session import ProbeSession
 from leakwatch.callbacks._probing.state import Progress
 from leakwatch.callbacks._probing.training_probes import Source, training_probes
 from leakwatch.callbacks._recording.loggers import warn
@@ -107,7 +107,7 @@ class RecordingCallback(Callback, Probing):
         self._progress = Progress()
         self._probes: ProbeSet | None = None
         self._loaded: Progress | None = None
-        self._session: Session | None = None
+        self._session: ProbeSession | None = None
         self._ended = ("", 0)
 
     @property
@@ -191,7 +191,7 @@ class RecordingCallback(Callback, Probing):
         self._warn_if_never_due(trainer)
         callbacks: list[Callback] = getattr(trainer, "callbacks", [])
         with isolated_rng():
-            self._session = Session(
+            self._session = ProbeSession(
                 self,
                 trainer,
                 pl_module,

@@ -17,9 +17,6 @@ from leakwatch.callbacks._audit.plan import (
     chosen_attack,
     describe_clients,
     describe_update_scores,
-    restarts_or,
-    seconds_or,
-    steps_or,
 )
 from leakwatch.callbacks._audit.quantities import described
 from leakwatch.callbacks._audit.updates import (
@@ -35,7 +32,7 @@ from leakwatch.callbacks._probing.training_probes import (
     training_probes,
 )
 from leakwatch.callbacks.probe_callback import RecordingCallback
-from leakwatch.checks import check_flag
+from leakwatch.checks import check_flag, check_integer, check_number
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Row
@@ -136,9 +133,7 @@ class UpdateAudit(RecordingCallback):
             scores, noise_std=noise_std, products=products, name=name, **options
         )
         self.clients = check_clients(clients)
-        engine, tries, start = chosen_attack(
-            "attack", attack, steps_or(steps), presets.get, example="sme"
-        )
+        preset = chosen_attack("attack", attack, steps, presets.get, example="sme")
         effort = Effort(
             check_flag("blocks", blocks),
             check_flag("joint", joint),
@@ -150,16 +145,20 @@ class UpdateAudit(RecordingCallback):
                 "blocks and joint are both False, so there is no score to compare "
                 "with; set joint=True."
             )
+        if restarts is not None:
+            restarts = check_integer("restarts", restarts, example=3)
+        if time_limit is not None:
+            time_limit = check_number("time_limit", time_limit, example=60.0)
         self.plan = UpdatePlan(
-            attack=engine,
-            start=start,
-            restarts=restarts_or(restarts, tries),
+            attack=preset.attack,
+            start=preset.start,
+            restarts=restarts or preset.restarts,
             labels=check_flag("labels", labels),
             training=check_flag("training", training),
             scores=tuple(self.scores),
             metrics=check_metrics(metrics),
             effort=effort,
-            time_limit=seconds_or(time_limit),
+            time_limit=time_limit,
             seed=self.seed,
         )
         self._members: dict[int, list[int]] = {}

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from leakwatch.checks import check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
@@ -26,9 +27,9 @@ from leakwatch.scores.measure.plan import (
 )
 from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.result import ScoreResult
-from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive
+from leakwatch.scores.settings import UNIFORM_STD, Settings
 
-__all__ = ["DEFAULT_MAX_MEMORY", "Scoring", "check_positive", "score"]
+__all__ = ["DEFAULT_MAX_MEMORY", "Scoring", "score"]
 
 #: MiB that the Jacobian of one sample may take before ``auto`` gives up the exact way.
 DEFAULT_MAX_MEMORY = 2048
@@ -58,6 +59,10 @@ class Scoring:
         dtype: of gradients and scores.
         max_memory: MiB for the Jacobian of one sample.
         products: most products with it for each task.
+
+    Raises:
+        TypeError: for anything but numbers.
+        ValueError: for an unknown solver, or numbers out of range.
     """
 
     scores: tuple[Score, ...]
@@ -75,6 +80,13 @@ class Scoring:
     max_memory: float = DEFAULT_MAX_MEMORY
     products: int = DEFAULT_PRODUCTS
 
+    def __post_init__(self) -> None:
+        check_solver(self.solver)
+        if self.data_range is not None:
+            check_number("data_range", self.data_range, example=1.0)
+        check_number("max_memory", self.max_memory, example=DEFAULT_MAX_MEMORY)
+        check_number("products", self.products, example=DEFAULT_PRODUCTS)
+
     def gradient_map(self, module: nn.Module) -> GradientMap:
         """The map from a sample to the gradient that it would share.
 
@@ -85,21 +97,28 @@ class Scoring:
             module, self.criterion, parameters=self.parameters, dtype=self.dtype
         )
 
-    def settings(self, *, prior_std: float, data_range: float) -> Settings:
+    def settings(
+        self, *, prior_std: float | None = None, data_range: float = 1.0
+    ) -> Settings:
         """What the scores assume.
 
         Args:
-            prior_std: of the samples, where none is stated.
+            prior_std: of the samples, where none is stated; default: that of pixels
+                uniform on the data range.
             data_range: of the samples, where none is stated.
 
         Raises:
             ValueError: for numbers out of range.
         """
+        if self.data_range is not None:
+            data_range = self.data_range
+        if self.prior_std is not None:
+            prior_std = self.prior_std
         return Settings(
             noise_std=self.noise_std,
             epsilon=self.epsilon,
-            prior_std=prior_std if self.prior_std is None else self.prior_std,
-            data_range=data_range if self.data_range is None else self.data_range,
+            prior_std=data_range * UNIFORM_STD if prior_std is None else prior_std,
+            data_range=data_range,
             target_psnr=self.target_psnr,
             prior_covariance=self.prior_covariance,
             influence_steps=self.influence_steps,
@@ -256,7 +275,6 @@ def score(
         (torch.Size([2]), 'ok')
     """
     started = time.perf_counter()
-    check_positive(data_range=data_range, max_memory=max_memory, products=products)
     scoring = Scoring(
         resolve(scores),
         noise_std=noise_std,
@@ -268,14 +286,12 @@ def score(
         influence_steps=influence_steps,
         criterion=criterion,
         parameters=parameters,
-        solver=check_solver(solver),
+        solver=solver,
         dtype=dtype,
         max_memory=max_memory,
         products=products,
     )
-    settings = scoring.settings(
-        prior_std=data_range * UNIFORM_STD, data_range=data_range
-    )
+    settings = scoring.settings()
     _check_noise(scoring.scores, settings, delta)
     gradients = scoring.gradient_map(module)
     x, y = checked_samples(gradients, x, y)

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.checks import check_integer, check_number
+
 #: Standard deviation of a number uniform on an interval of length 1.
 UNIFORM_STD = 12**-0.5
 
@@ -35,6 +37,7 @@ class Settings:
             :mod:`leakwatch.scores.measure.influence_path`.
 
     Raises:
+        TypeError: for anything but numbers.
         ValueError: for numbers out of range, and for a covariance that is not square,
             finite, symmetric and positive definite.
     """
@@ -48,32 +51,13 @@ class Settings:
     influence_steps: int = 1
 
     def __post_init__(self) -> None:
-        check_positive(
-            noise_std=self.noise_std,
-            prior_std=self.prior_std,
-            data_range=self.data_range,
-        )
-        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise ValueError(
-                f"epsilon must be finite and at least 0, got {self.epsilon}; 0 is the "
-                f"undamped I²F."
-            )
-        if not math.isfinite(self.target_psnr):
-            raise ValueError(
-                f"target_psnr must be a finite number of dB, got {self.target_psnr}; "
-                f"for instance target_psnr=20."
-            )
-        whole = isinstance(self.influence_steps, int)
-        if not whole or isinstance(self.influence_steps, bool):
-            raise ValueError(
-                f"influence_steps must be an integer, got {self.influence_steps!r}; 8 "
-                f"is a good number."
-            )
-        if self.influence_steps < 1:
-            raise ValueError(
-                f"influence_steps must be at least 1, the linear prediction, got "
-                f"{self.influence_steps}."
-            )
+        if self.noise_std is not None:
+            check_number("noise_std", self.noise_std, example=1e-2)
+        check_number("data_range", self.data_range, example=1.0)
+        check_number("prior_std", self.prior_std, example=0.25)
+        check_number("epsilon", self.epsilon, "[0, inf)", example=0.0)
+        check_number("target_psnr", self.target_psnr, "(-inf, inf)", example=20.0)
+        check_integer("influence_steps", self.influence_steps, example=8)
         if self.prior_covariance is not None:
             _check_covariance(self.prior_covariance)
             _ = self.prior_root
@@ -91,17 +75,6 @@ class Settings:
             )
         factor: Tensor = root
         return factor
-
-
-def check_positive(**numbers: float | None) -> None:
-    """Raises a ValueError for a number that is given and not positive and finite.
-
-    Example:
-        >>> check_positive(noise_std=1e-2, prior_std=None)
-    """
-    for name, number in numbers.items():
-        if number is not None and not (math.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be positive and finite, got {number}.")
 
 
 def _check_covariance(covariance: Tensor) -> None:

@@ -439,3 +439,13 @@ def test_all_training_data_in_several_data_sets(tmp_path: Path) -> None:
     fit(tmp_path, watched, data=DataLoader(joined, batch_size=6, shuffle=True))
     assert watched.probes is not None
     assert sorted(watched.probes.index) == list(range(24))
+
+
+@pytest.mark.parametrize("kind", [LeakageMonitor, InversionAudit])
+def test_data_that_can_t_be_probed_are_refused_by_the_callback_s_own_name(
+    tmp_path: Path, kind: type[LeakageMonitor | InversionAudit]
+) -> None:
+    with pytest.raises(TypeError, match=f"{kind.__name__} draws its probes from one"):
+        fit(tmp_path, kind(probes=3), module=Blind(), data=[loader(), loader()])
+    with pytest.raises(TypeError, match=f"{kind.__name__} can't draw probes from the"):
+        fit(tmp_path, kind(probes=3), module=Blind(), data=DataLoader(Stream()))

@@ -13,7 +13,7 @@ from leakwatch.attacks.base import BaseAttack, PublishedAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.callbacks._recording.run_metadata import describe_scores
-from leakwatch.checks import check_integer, check_number
+from leakwatch.checks import check_integer
 from leakwatch.federated import Round
 from leakwatch.probes import ProbeSet
 from leakwatch.scores import Score, Settings
@@ -31,18 +31,13 @@ __all__ = [
     "describe_clients",
     "describe_update_scores",
     "pixel_scale",
-    "restarts_or",
-    "seconds_or",
-    "steps_or",
     "with_prior",
 ]
 
 Kind: TypeAlias = Literal["near", "random"]
 
-
 #: Quality that is measured unless said otherwise.
 METRICS: Final = ("mse", "psnr", "ssim")
-
 
 #: What is recorded of each client under ``update/client-<number>/``.
 CLIENT_QUANTITIES: Final = {
@@ -247,26 +242,28 @@ def chosen_attack(
     *,
     example: str,
     optional: bool = False,
-) -> tuple[Any, int, StartKind]:
-    """The attack, how many tries it takes by default, and where these begin.
+) -> PublishedAttack[Any]:
+    """The attack that an argument names or is, and how it begins.
 
     Args:
         argument: its name.
         given: a preset's name, or an attack object.
-        steps: instead of the preset's, see :func:`steps_or`; ``None`` leaves them.
+        steps: instead of the preset's; ``None`` leaves them.
         get: presets by name.
         example: one of them, for error texts.
         optional: whether the argument may be ``None``, for error texts.
 
     Raises:
         TypeError: for anything else.
-        ValueError: for a name that is unknown, or steps for an object.
+        ValueError: for a name that is unknown, steps below 1, or steps for an object.
     """
+    if steps is not None:
+        steps = check_integer("steps", steps, example=300)
     if isinstance(given, str):
         preset = get(given)
-        attack = preset.attack
-        chosen = attack if steps is None else attack.changed(steps=steps)
-        return chosen, preset.restarts, preset.start
+        if steps is None:
+            return preset
+        return replace(preset, attack=preset.attack.changed(steps=steps))
     runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
     if isinstance(given, type) or not runs:
         kinds = ", an attack object or None" if optional else " or an attack object"
@@ -278,40 +275,4 @@ def chosen_attack(
         raise ValueError(
             f"steps={steps} is for presets; {argument} is an object with its own."
         )
-    return given, 1, "normal"
-
-
-def steps_or(given: int | None) -> int | None:
-    """Steps of an attack; ``None`` for the preset's.
-
-    Raises:
-        TypeError: for no integer.
-        ValueError: for one below 1.
-    """
-    if given is None:
-        return None
-    return check_integer("steps", given, example=300)
-
-
-def restarts_or(given: int | None, default: int) -> int:
-    """Tries from random starts.
-
-    Raises:
-        TypeError: for no integer.
-        ValueError: for one below 1.
-    """
-    if given is None:
-        return default
-    return check_integer("restarts", given, example=3)
-
-
-def seconds_or(time_limit: float | None) -> float | None:
-    """Seconds that an attack may take; ``None`` for no limit.
-
-    Raises:
-        TypeError: for no number.
-        ValueError: for one that is not positive and finite.
-    """
-    if time_limit is None:
-        return None
-    return check_number("time_limit", time_limit, example=60.0)
+    return PublishedAttack(given)

@@ -17,7 +17,7 @@ from leakwatch.callbacks._defense.refusals import scaler_of
 from leakwatch.callbacks._defense.samples import SampleDefense
 from leakwatch.callbacks._defense.step import (
     Draw,
-    Measured,
+    StepMeasurement,
     Tally,
     consumed,
     finite,
@@ -186,7 +186,7 @@ class DefendedFit:
             return
         self._taken[id(optimizer)] = _stamp(optimizer)
         started = time.perf_counter()
-        step = Measured.of(drawn)
+        step = StepMeasurement.of(drawn)
         seconds += time.perf_counter() - started
         self._tally.add(step, seconds, drawn.bases)
         values = step.values(seconds)

@@ -18,7 +18,7 @@ __all__ = [
     "BasisCost",
     "DefenseSummary",
     "Draw",
-    "Measured",
+    "StepMeasurement",
     "Tally",
     "consumed",
     "finite",
@@ -113,7 +113,7 @@ class Draw:
 
 @final
 @dataclass(frozen=True)
-class Measured:
+class StepMeasurement:
     """What one step consumed.
 
     Attributes:
@@ -135,7 +135,7 @@ class Measured:
     mismatch: float
 
     @classmethod
-    def of(cls, drawn: Draw) -> Measured:
+    def of(cls, drawn: Draw) -> StepMeasurement:
         """Compares the gradients as they are now with what was drawn.
 
         Args:
@@ -199,7 +199,7 @@ class Tally:
     basis_seconds: float = 0.0
 
     def add(
-        self, step: Measured, seconds: float, bases: BasisCost | None = None
+        self, step: StepMeasurement, seconds: float, bases: BasisCost | None = None
     ) -> None:
         """Counts a step.
 

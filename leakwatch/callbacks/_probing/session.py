@@ -18,7 +18,7 @@ from leakwatch.callbacks._probing.training_probes import Source
 from leakwatch.callbacks._recording.loggers import say, warn
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.callbacks._recording.run_metadata import (
-    Recorded,
+    PastRecord,
     new_run_name,
     run_directory,
 )
@@ -27,14 +27,14 @@ from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
 from leakwatch.status import describe_error
 
-__all__ = ["Session"]
+__all__ = ["ProbeSession"]
 
 # What values rest on; a curve over epochs means something only if these stay.
 _ASSUMPTIONS = ("noise_std", "epsilon", "target_psnr")
 
 
 @final
-class Session:
+class ProbeSession:
     """Everything that lives from the start of training to its end.
 
     Args:
@@ -240,7 +240,7 @@ class Session:
             warn(text)
 
 
-def _changed(past: Recorded | None, config: Mapping[str, Any]) -> str:
+def _changed(past: PastRecord | None, config: Mapping[str, Any]) -> str:
     """What the run before the checkpoint assumed otherwise, or an empty string."""
     if past is None or not past.position:
         return ""

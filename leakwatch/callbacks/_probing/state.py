@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, final
 
-from leakwatch.callbacks._recording.run_metadata import Recorded
+from leakwatch.callbacks._recording.run_metadata import PastRecord
 
 __all__ = ["Progress"]
 
@@ -43,11 +43,11 @@ class Progress:
     fingerprint: str = ""
 
     @property
-    def past(self) -> Recorded | None:
+    def past(self) -> PastRecord | None:
         """The record of the run so far; ``None`` before it began."""
         if not self.run:
             return None
-        return Recorded(self.run, self.directory, self.position)
+        return PastRecord(self.run, self.directory, self.position)
 
     def is_new(self, step: int, epoch: int | None) -> bool:
         """Whether the schedule has not been asked about this moment; notes that it has.

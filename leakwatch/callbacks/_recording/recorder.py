@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger
 
 from leakwatch.callbacks._recording import loggers as publish
 from leakwatch.callbacks._recording.pictures import attack_panels, captions, pictures
-from leakwatch.callbacks._recording.run_metadata import Recorded, created, open_ledger
+from leakwatch.callbacks._recording.run_metadata import PastRecord, created, open_ledger
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import (
     RiskLedger,
@@ -48,7 +48,7 @@ class Recorder:
         self,
         directory: Path,
         run: str,
-        past: Recorded | None,
+        past: PastRecord | None,
         probes: ProbeSet,
         metadata: Mapping[str, Any],
         prefix: str,
@@ -201,7 +201,7 @@ class Recorder:
             )
         return None
 
-    def _opened(self, directory: Path, run: str, past: Recorded | None) -> RiskLedger:
+    def _opened(self, directory: Path, run: str, past: PastRecord | None) -> RiskLedger:
         lost = ""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

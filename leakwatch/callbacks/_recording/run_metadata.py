@@ -21,7 +21,7 @@ from leakwatch.reporting.run_facts import NEARLY_UNDEFENDED
 from leakwatch.scores import Score, Settings
 
 __all__ = [
-    "Recorded",
+    "PastRecord",
     "assumed",
     "created",
     "describe_run",
@@ -42,7 +42,7 @@ def new_run_name() -> str:
 
 @final
 @dataclass(frozen=True)
-class Recorded:
+class PastRecord:
     """What a checkpoint knows about the record of its run.
 
     Attributes:
@@ -79,7 +79,7 @@ def natural_directory(trainer: Trainer, directory: str | None, name: str) -> Pat
     return (base / name).absolute()
 
 
-def run_directory(trainer: Trainer, natural: Path, past: Recorded | None) -> Path:
+def run_directory(trainer: Trainer, natural: Path, past: PastRecord | None) -> Path:
     """The directory of this run's ledger, the same in every process.
 
     Nothing recorded is ever overwritten: a run goes on in a directory only if that
@@ -104,7 +104,7 @@ def run_directory(trainer: Trainer, natural: Path, past: Recorded | None) -> Pat
     return Path(shared)
 
 
-def open_ledger(directory: Path, run: str, past: Recorded | None) -> RiskLedger:
+def open_ledger(directory: Path, run: str, past: PastRecord | None) -> RiskLedger:
     """The ledger of this run, with the past that it continues.
 
     Args:
@@ -133,7 +133,7 @@ def open_ledger(directory: Path, run: str, past: Recorded | None) -> RiskLedger:
     return ledger
 
 
-def created(past: Recorded | None) -> str | None:
+def created(past: PastRecord | None) -> str | None:
     """When the run that is continued began, as its metadata say."""
     if past is None or not past.directory:
         return None
@@ -141,7 +141,7 @@ def created(past: Recorded | None) -> str | None:
     return str(found["created"]) if "created" in found else None
 
 
-def _occupied(path: Path, past: Recorded | None) -> bool:
+def _occupied(path: Path, past: PastRecord | None) -> bool:
     try:
         there = RiskLedger(path)
         if not there.position and not (path / "run.json").exists():

@@ -34,11 +34,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.checks import check_samples
-from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter
-from leakwatch.scores.api import DEFAULT_MAX_MEMORY, input_scale_of, offset_of
+from leakwatch.scores.api import (
+    DEFAULT_MAX_MEMORY,
+    Scoring,
+    input_scale_of,
+    offset_of,
+)
 from leakwatch.scores.registry import Score, resolve
-from leakwatch.scores.settings import UNIFORM_STD, Settings, check_positive
 from leakwatch.scores.updates.client import Effort
 from leakwatch.scores.updates.evaluate import check_clients, evaluate_update
 from leakwatch.scores.updates.result import UpdateScores
@@ -135,14 +139,19 @@ def score_update(
             "mean and std describe one normalisation; give both or neither."
         )
     check_samples(x, y)
-    check_positive(data_range=data_range, max_memory=max_memory, products=products)
-    settings = Settings(
+    scoring = Scoring(
+        resolve(scores),
         noise_std=noise_std,
         epsilon=epsilon,
-        prior_std=data_range * UNIFORM_STD if prior_std is None else prior_std,
+        prior_std=prior_std,
         data_range=data_range,
+        criterion=criterion,
+        parameters=parameters,
+        dtype=dtype,
+        max_memory=max_memory,
+        products=products,
     )
-    gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
+    gradients = scoring.gradient_map(module)
     device = next(gradients.module.parameters()).device
     x, y = x.detach().to(device), y.to(device)
     check_clients(gradients, x, y, update)
@@ -152,8 +161,8 @@ def score_update(
         x,
         y,
         update,
-        resolve(scores),
-        settings,
+        scoring.scores,
+        scoring.settings(),
         alpha=alpha,
         offset=pixels.view(*x.shape[:2], -1),
         input_scale=input_scale_of(x.flatten(0, 1), std),

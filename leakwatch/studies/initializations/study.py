@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import Attack
 from leakwatch.attacks.start import StartKind
+from leakwatch.checks import check_number
 from leakwatch.models.initialization import Initializer, check_scheme, initialize
 from leakwatch.scores import resolve
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver
-from leakwatch.scores.settings import check_positive
 from leakwatch.studies.initializations.measure import Measuring
 from leakwatch.studies.initializations.points import Point
 from leakwatch.studies.initializations.result import InitializationComparison
@@ -118,7 +118,7 @@ def compare_initializations(
         raise ValueError(
             f"attacks must have different names, got {[e.name for e in engines]}."
         )
-    check_positive(noise_std=noise_std)
+    check_number("noise_std", noise_std, example=1e-2)
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats!r}.")
     samples = tuple(range(len(x))) if index is None else tuple(index)

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
+from leakwatch.checks import check_number
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.reporting import Quantity, Row, class_bars
@@ -23,7 +24,6 @@ from leakwatch.scores import Value, get, score
 from leakwatch.scores.measure.gaussian_channel import Channel, noise_for_squared_error
 from leakwatch.scores.measure.plan import Solver
 from leakwatch.scores.result import judged
-from leakwatch.scores.settings import check_positive
 from leakwatch.status import Status
 from leakwatch.studies.noise.spectra import NoiseResponse, SpectrumKeeper, described
 
@@ -206,7 +206,7 @@ def unfairness(
         >>> sorted(c.label for c in found.classes), len(found.samples)
         ([0, 1], 6)
     """
-    check_positive(noise_std=noise_std)
+    check_number("noise_std", noise_std, example=1e-2)
     if not 0 < level < 1:
         raise ValueError(f"level must lie inside (0, 1), got {level}.")
     keeper = SpectrumKeeper()
