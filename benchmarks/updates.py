@@ -44,7 +44,7 @@ from leakwatch.attacks import (
     attack_update,
 )
 from leakwatch.attacks.matching.priors import Priors
-from leakwatch.attacks.matching.update_selection import opened
+from leakwatch.attacks.matching.selection import opened
 from leakwatch.attacks.updates import presets as update_presets
 from leakwatch.attacks.updates.descent import UpdateObjective
 from leakwatch.attacks.updates.simulation import SimulationObjective

@@ -1,22 +1,51 @@
-"""Ways to form the gradients of many attacks, differentiable in their images.
+"""Ways to form the gradients of many attacks, and the way back from them.
 
-All give the same numbers; ``selection`` measures which is fastest.
+Gradients are at the network's own weights, or, for attacks on updates, at weights that
+each attack has of its own. All ways give the same numbers; ``selection`` finds which
+are right for a network and which of them is fastest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leakwatch.derivatives.runtime import SampleLoss, Weights
 from leakwatch.derivatives.safe_ops.substitutes import substituting
 
-__all__ = ["Graph", "LoopPath", "Path", "PlainGraph", "VmapPath", "watched_norms"]
+__all__ = [
+    "AutogradGraph",
+    "Graph",
+    "LoopPath",
+    "Path",
+    "Pulled",
+    "UpdatePath",
+    "VmapPath",
+    "by_name",
+    "watched_norms",
+]
+
+
+class Pulled(NamedTuple):
+    """Derivatives of ⟨c, g⟩ for gradients g and a cotangent c.
+
+    Attributes:
+        images: in the images.
+        targets: in soft targets, if there are any.
+        slope: along the direction of the weights that was asked for.
+        weights: in the weights, where that was asked for.
+    """
+
+    images: Float[Tensor, "attacks images ..."]
+    targets: Float[Tensor, "attacks images classes"] | None = None
+    slope: Float[Tensor, " attacks"] | None = None
+    weights: Float[Tensor, "attacks d_theta"] | None = None
 
 
 class Graph(Protocol):
@@ -33,21 +62,26 @@ class Graph(Protocol):
     features: tuple[Tensor, ...]
 
     def pull(
-        self, cotangent: Tensor, extra: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Derivative in images and targets. Ends the graph.
+        self,
+        cotangent: Float[Tensor, "attacks d_theta"],
+        extra: tuple[Tensor, Tensor] | None = None,
+        *,
+        along: Float[Tensor, "attacks d_theta"] | None = None,
+        weights: bool = False,
+    ) -> Pulled:
+        """Derivatives of ⟨c, g⟩. Ends the graph.
 
         Args:
-            cotangent: of ``flat``.
+            cotangent: c, in the order of ``flat``.
             extra: another differentiable tensor and its cotangent.
-
-        Returns:
-            Derivative in the images, and in soft targets if there are any.
+            along: a direction of the weights, to ask for the derivative along it. This
+                and the next only at weights of each attack's own.
+            weights: whether to ask for the derivative in all weights.
         """
 
 
 class Path(Protocol):
-    """A way to form gradients.
+    """A way to form gradients at the network's own weights.
 
     Attributes:
         name: of the path.
@@ -58,7 +92,7 @@ class Path(Protocol):
     most: int | None
 
     def graph(self, x: Tensor, y: Tensor, weight: Tensor, features: bool) -> Graph:
-        """Gradients of each attack's mean loss.
+        """Gradients of each attack's mean loss, each sample alone in its batch.
 
         Args:
             x: images, ``(attacks, images, *sample)``.
@@ -75,42 +109,130 @@ class Path(Protocol):
         """The inverse of :meth:`arrange`."""
 
 
+class UpdatePath(Protocol):
+    """A way to form gradients at each attack's own weights.
+
+    Attributes:
+        name: of the path.
+    """
+
+    name: str
+
+    def graph_at(self, w: Tensor, x: Tensor, y: Tensor) -> Graph:
+        """Gradients of each attack's mean loss over its images, in one batch.
+
+        Args:
+            w: weights of each attack, ``(attacks, d_θ)``.
+            x: images, ``(attacks, images, *sample)``.
+            y: labels, ``(attacks, images)``.
+
+        Returns:
+            A graph in the order of parameters.
+        """
+
+
 @final
-class PlainGraph:
-    """A graph by autograd. See :class:`Graph`."""
+class AutogradGraph:
+    """A graph by autograd. See :class:`Graph`.
+
+    Args:
+        x: images, ``(attacks, images, *sample)``.
+        y: labels or soft targets.
+        flat: gradients with their graph, ``(attacks, d_θ)``.
+        features: see :class:`Graph`.
+        w: weights of each attack's own, if they have some.
+    """
 
     def __init__(
         self,
         x: Tensor,
         y: Tensor,
-        parts: list[Tensor],
+        flat: Tensor,
         features: tuple[Tensor, ...] = (),
+        w: Tensor | None = None,
     ) -> None:
-        self._inputs = [x, y] if y.requires_grad else [x]
-        self._flat = torch.cat([p.reshape(len(x), -1) for p in parts], 1)
-        self.flat = self._flat.detach()
+        self._x, self._y, self._w = x, y, w
+        self._flat = flat
+        self.flat = flat.detach()
         self.features = features
 
     @substituting
     def pull(
-        self, cotangent: Tensor, extra: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        cotangent: Tensor,
+        extra: tuple[Tensor, Tensor] | None = None,
+        *,
+        along: Tensor | None = None,
+        weights: bool = False,
+    ) -> Pulled:
         """See :class:`Graph`."""
+        inputs = [self._x]
+        if self._y.requires_grad:
+            inputs.append(self._y)
+        if self._w is not None and (weights or along is not None):
+            inputs.append(self._w)
         pairs = [(self._flat, cotangent)] + ([] if extra is None else [extra])
         pairs = [(out, c) for out, c in pairs if out.requires_grad]
         if not pairs:  # the gradient doesn't depend on the images at all
-            found = [torch.zeros_like(t) for t in self._inputs]
+            received = [torch.zeros_like(t) for t in inputs]
         else:
-            found = list(
+            received = list(
                 torch.autograd.grad(
                     [out for out, _ in pairs],
-                    self._inputs,
+                    inputs,
                     [c for _, c in pairs],
                     allow_unused=True,
                     materialize_grads=True,
                 )
             )
-        return found[0], found[1] if len(found) > 1 else None
+        by_input = dict(zip(map(id, inputs), received, strict=True))
+        of_w = by_input.get(id(self._w))
+        return Pulled(
+            received[0],
+            by_input.get(id(self._y)),
+            None if along is None or of_w is None else torch.linalg.vecdot(of_w, along),
+            of_w if weights else None,
+        )
+
+
+@final
+class _LoopedGraph:
+    """Graphs of one attack each. See :class:`Graph`."""
+
+    features: tuple[Tensor, ...] = ()
+
+    def __init__(self, each: list[AutogradGraph]) -> None:
+        self._each = each
+        self.flat = torch.cat([graph.flat for graph in each])
+
+    def pull(
+        self,
+        cotangent: Tensor,
+        extra: tuple[Tensor, Tensor] | None = None,
+        *,
+        along: Tensor | None = None,
+        weights: bool = False,
+    ) -> Pulled:
+        """See :class:`Graph`."""
+        rows = [
+            graph.pull(
+                cotangent[i : i + 1],
+                along=None if along is None else along[i : i + 1],
+                weights=weights,
+            )
+            for i, graph in enumerate(self._each)
+        ]
+
+        def joined(parts: list[Tensor | None]) -> Tensor | None:
+            whole = [t for t in parts if t is not None]
+            return torch.cat(whole) if whole else None
+
+        return Pulled(
+            torch.cat([row.images for row in rows]),
+            joined([row.targets for row in rows]),
+            joined([row.slope for row in rows]),
+            joined([row.weights for row in rows]),
+        )
 
 
 class _Ordered:
@@ -166,7 +288,7 @@ class VmapPath(_Ordered):
             )
         # Each sample was alone in its batch.
         kept = tuple(k.flatten(2, 3) if k.ndim > 4 else k.flatten(1, 2) for k in kept)
-        return PlainGraph(x, y, list(parts.values()), kept)
+        return AutogradGraph(x, y, _flat(parts.values(), len(x)), kept)
 
 
 @final
@@ -211,12 +333,44 @@ class LoopPath(_Ordered):
         else:
             parts = tuple(torch.zeros_like(p) for p in shared.values())
         layers = zip(*kept, strict=True)
-        return PlainGraph(
-            x,
-            y,
-            [p[None] for p in parts],
-            tuple(torch.cat(inputs)[None] for inputs in layers),
+        kept_by_layer = tuple(torch.cat(inputs)[None] for inputs in layers)
+        return AutogradGraph(x, y, _flat([p[None] for p in parts], 1), kept_by_layer)
+
+    def graph_at(self, w: Tensor, x: Tensor, y: Tensor) -> Graph:
+        """See :class:`UpdatePath`."""
+        rows = [slice(i, i + 1) for i in range(len(x))]
+        return _LoopedGraph([self._single(w[i], x[i], y[i]) for i in rows])
+
+    @substituting
+    def _single(self, w: Tensor, x: Tensor, y: Tensor) -> AutogradGraph:
+        w = w.detach().requires_grad_()
+        x = x.detach().requires_grad_()
+        named = {k: t[0] for k, t in by_name(self._at, w).items()}
+        buffers = {name for name, _ in self._loss.named_buffers()}
+        fixed = {k: t.clone() if k in buffers else t for k, t in self._at.fixed.items()}
+        total = self._loss.batch(named | fixed, x[0].clone(), y[0]).mean()
+        if not total.requires_grad:
+            return AutogradGraph(x, y, torch.zeros_like(w), w=w)
+        (g,) = torch.autograd.grad(
+            total, w, create_graph=True, allow_unused=True, materialize_grads=True
         )
+        return AutogradGraph(x, y, g, w=w)
+
+
+def by_name(at: Weights, flat: Tensor) -> dict[str, Tensor]:
+    """Rows of flat parameters by name, each in its shape, ``(rows, *shape)``.
+
+    Args:
+        at: names and shapes.
+        flat: ``(rows, d_θ)``.
+    """
+    sizes = [p.numel() for p in at.shared.values()]
+    pieces = zip(at.shared.items(), torch.split(flat, sizes, 1), strict=True)
+    return {name: t.reshape(len(flat), *p.shape) for (name, p), t in pieces}
+
+
+def _flat(parts: Iterable[Tensor], attacks: int) -> Tensor:
+    return torch.cat([p.reshape(attacks, -1) for p in parts], 1)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leakwatch.attacks.matching.engines import Path, VmapPath, watched_norms
 from leakwatch.attacks.matching.layerwise import LayerwisePath
 from leakwatch.attacks.matching.priors import batch_norm_distance
-from leakwatch.attacks.matching.selection import choose, known
+from leakwatch.attacks.matching.selection import built, choose
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime import SampleLoss, Weights
 from leakwatch.derivatives.runtime.chunking import out_of_memory
@@ -226,7 +226,8 @@ class Matcher:
             objective = objective + problem.batch_norm * term.detach()
             cotangent.mul_(scale[:, None])
             extra = term, torch.full_like(term, problem.batch_norm)
-        gradient, target_gradient = graph.pull(cotangent, extra)
+        pulled = graph.pull(cotangent, extra)
+        gradient, target_gradient = pulled.images, pulled.targets
         if not self._expected and problem.distance.degree:
             gradient = gradient * scale.view(-1, *[1] * (x.ndim - 1))
             if target_gradient is not None:
@@ -269,7 +270,7 @@ class Matcher:
         common = self._loss, self._at, problem.path_name, x
         found = None
         if situation in before:
-            found = known(*common, before[situation])
+            found = built(*common, before[situation])
         if found is None:
             found = choose(*common, y, cost)
         before[situation] = found.name

@@ -6,26 +6,38 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from leakwatch.attacks.matching.engines import LoopPath, Path, VmapPath
+from leakwatch.attacks.matching.engines import LoopPath, Path, UpdatePath, VmapPath
 from leakwatch.attacks.matching.layerwise import LayerwisePath
-from leakwatch.derivatives.layers.modules import NotLayerwiseError, layouts
-from leakwatch.derivatives.runtime import SampleLoss, UnsupportedModuleError, Weights
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.layers.modules import layouts
+from leakwatch.derivatives.runtime import (
+    SampleLoss,
+    UnsupportedModuleError,
+    Weights,
+    evaluating,
+)
+from leakwatch.derivatives.runtime.modules import NotLayerwiseError
+from leakwatch.derivatives.verification import refuse_stray_reads
+from leakwatch.derivatives.verification.agreement import Quantity, agreement
 from leakwatch.status import describe_error
 
-__all__ = ["PathName", "choose", "known"]
+__all__ = ["PathFor", "PathName", "UpdatePathName", "built", "choose", "opened"]
 
 PathName: TypeAlias = Literal["auto", "layerwise", "vmap", "loop"]
+UpdatePathName: TypeAlias = Literal["auto", "layers", "plain"]
+
+PathFor: TypeAlias = Callable[[Tensor, Tensor, Tensor], UpdatePath]
+"""Gives the path for weights, images and labels of some attacks on updates."""
 
 _log = logging.getLogger(__name__)
 
-# Agreement with the loop, relative: well above rounding, well below any mistake.
-_TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}
 # The images are moved by this to be compared: equal starts would hide that a network
 # mixes the samples of a batch.
 _MOVES = (0.3, 0.03, 0.0)
@@ -36,6 +48,13 @@ _SMALLEST = 1e-30
 _GAIN = 0.7
 # Seconds after which a measurement is not repeated.
 _LONG = 0.5
+
+
+class _Named(Protocol):
+    name: str
+
+
+_P = TypeVar("_P", bound=_Named)
 
 
 def choose(
@@ -62,39 +81,14 @@ def choose(
     Raises:
         UnsupportedModuleError: if the wanted path fails or gives other values.
     """
-    builders = _builders(loss, at, wanted, x)
     loop = LoopPath(loss, at)
     if wanted == "loop":
         return loop
-    right: list[Path] = []
-    reasons: dict[str, list[str]] = {}
     with loss.holding():
-        reference = _reference(loop, x, y)
-    for name, build in builders.items():
-        try:
-            path = build()
-            reason = "" if reference is None else reference(path)
-        # Anything may come out of a network that a path can't take.
-        except Exception as error:
-            reason = describe_error(error)
-        if reason:
-            reasons.setdefault(reason, []).append(name)
-        else:
-            right.append(path)
+        check = _reference(loop, x, y)
+    builders = _builders(loss, at, wanted, x)
+    right = _right_ones(builders, check, loss, wanted, "attacks %s sample by sample")
     if not right:
-        why = "; ".join(
-            f"{' and '.join(names)}: {reason}" for reason, names in reasons.items()
-        )
-        if wanted != "auto":
-            raise UnsupportedModuleError(
-                f"{type(loss.module).__name__} can't be attacked by path={wanted!r} "
-                f"({why}); use path='auto'."
-            )
-        _log.warning(
-            "leakwatch attacks %s sample by sample, which is slower: %s.",
-            type(loss.module).__name__,
-            why,
-        )
         return loop
     seconds = _seconds(cost, right)
     best = 0
@@ -104,7 +98,7 @@ def choose(
     return right[best]
 
 
-def known(
+def built(
     loss: SampleLoss, at: Weights, wanted: PathName, x: Tensor, name: str
 ) -> Path | None:
     """The path of a name that :func:`choose` gave before, if it can still be built.
@@ -123,6 +117,107 @@ def known(
         return None if build is None else build()
     except NotLayerwiseError:  # parameters were frozen or released since
         return None
+
+
+@contextmanager
+def opened(gradients: GradientMap, name: UpdatePathName = "auto") -> Iterator[PathFor]:
+    """The network, ready to be evaluated at any weights, set up once.
+
+    Args:
+        gradients: whose module and criterion are used; its own weights are not.
+        name: ``"layers"``, ``"plain"`` for one attack after the other by double
+            backward, or ``"auto"`` for layers where they are right.
+
+    Yields:
+        A function that gives the path for weights, images and labels of some attacks,
+        which it is tried on. It raises UnsupportedModuleError for a network that reads
+        parameters where they are not registered.
+    """
+    loss = gradients.loss_under(gradients.criterion)
+    device = next(gradients.module.parameters()).device.type
+    if device == "cpu":
+        _keep_freed_memory()
+    conditions = evaluating(loss, device, gradients.dtype, substitutes=False)
+    with conditions as at, ExitStack() as stack:
+
+        def path_for(w: Tensor, x: Tensor, y: Tensor) -> UpdatePath:
+            path = _for_update(loss, at, name, w, x, y)
+            # Checkpointed parts of a forward run again during the backward pass.
+            stack.enter_context(loss.holding())
+            if isinstance(path, LayerwisePath):
+                path.settle(x[0].detach(), y[0])
+            return path
+
+        yield path_for
+
+
+def _for_update(
+    loss: SampleLoss,
+    at: Weights,
+    wanted: UpdatePathName,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+) -> UpdatePath:
+    refuse_stray_reads(loss, at, x[0], y[0])
+    loop = LoopPath(loss, at)
+    if wanted == "plain":
+        return loop
+    check = functools.partial(_difference, loop, w[:2], x[:2], y[:2])
+    builders = {"layers": functools.partial(LayerwisePath, loss, at, None)}
+    slow = "attacks updates of %s one by one"
+    right = _right_ones(builders, check, loss, wanted, slow)
+    return right[0] if right else loop
+
+
+def _right_ones(
+    builders: Mapping[str, Callable[[], _P]],
+    check: Callable[[_P], str] | None,
+    loss: SampleLoss,
+    wanted: str,
+    slow: str,
+) -> list[_P]:
+    """The paths that can be built and give the right values.
+
+    Args:
+        builders: by name.
+        check: says what is wrong, empty for nothing; ``None`` if nothing can be said.
+        loss: module and criterion.
+        wanted: ``"auto"``, or the only path that may be taken.
+        slow: what is done if there are none, for a warning.
+    """
+    right: list[_P] = []
+    reasons: dict[str, list[str]] = {}
+    for name, build in builders.items():
+        try:
+            path = build()
+            reason = "" if check is None else check(path)
+        # Anything may come out of a network that a path can't take.
+        except Exception as error:
+            reason = describe_error(error)
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+        else:
+            right.append(path)
+    if not right:
+        kind = type(loss.module).__name__
+        why = "; ".join(
+            f"{' and '.join(names)}: {reason}" for reason, names in reasons.items()
+        )
+        if wanted != "auto":
+            raise UnsupportedModuleError(
+                f"{kind} can't be attacked by path={wanted!r} ({why}); use path='auto'."
+            )
+        _log.warning(f"leakwatch {slow}, which is slower: %s.", kind, why)
+    return right
+
+
+def _keep_freed_memory() -> None:
+    # Each step asks for the memory that the step before has freed. The GNU allocator
+    # learns from what is freed how much to keep, at most 64 MiB, instead of having the
+    # system clear the same pages again and again: a third of a small step's time. Never
+    # written to, this takes neither memory nor time.
+    torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
 def _builders(
@@ -146,9 +241,9 @@ def _reference(loop: LoopPath, x: Tensor, y: Tensor) -> Callable[[Path], str] | 
     noise = torch.randn(2, *x.shape[1:], generator=generator).to(x)
     targets = y[rows].detach().to(x.device)
     for move in _MOVES:
-        found = _compared_at(loop, x[rows].detach() + move * noise, targets, generator)
-        if found is not None:
-            return found
+        check = _compared_at(loop, x[rows].detach() + move * noise, targets, generator)
+        if check is not None:
+            return check
     return None
 
 
@@ -167,29 +262,52 @@ def _compared_at(
     expected = torch.cat([g.flat for g in graphs])
     u = torch.randn(expected.shape, generator=generator).to(expected)
     u /= u.norm(dim=1, keepdim=True)
-    back = torch.cat([g.pull(u[i : i + 1])[0] for i, g in enumerate(graphs)])
+    back = torch.cat([g.pull(u[i : i + 1]).images for i, g in enumerate(graphs)])
     if not bool(torch.isfinite(back).all()):
         return None
 
     def check(path: Path) -> str:
         graph = path.graph(images, y, weight, False)
-        found = path.restore(graph.flat)
-        wrong = max(
-            _relative(found, expected),
-            _relative(graph.pull(path.arrange(u))[0], back),
-        )
-        if wrong <= _TOLERANCE[images.dtype]:
-            return ""
-        return f"its values differ from the loop's by {wrong:.0e}"
+        gradient = path.restore(graph.flat)
+        pulled = graph.pull(path.arrange(u)).images
+        return _wrong("attack's gradient", [(gradient, expected), (pulled, back)])
 
     return check
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
-    """Largest relative difference of any attack; NaN counts as infinite."""
-    a, b = found.flatten(1).double(), expected.flatten(1).double()
-    wrong = (a - b).norm(dim=1) / b.norm(dim=1).clamp_min(1e-30)
-    return float(torch.nan_to_num(wrong, nan=math.inf).max())
+def _difference(
+    loop: LoopPath, w: Tensor, x: Tensor, y: Tensor, path: UpdatePath
+) -> str:
+    """What is wrong with a path for updates, empty for nothing."""
+    generator = torch.Generator().manual_seed(0)
+    # Clients that start alike would hide that their samples are mixed up.
+    x = x + 0.1 * torch.randn(x.shape, generator=generator).to(x)
+    right = loop.graph_at(w, x, y)
+    c, v = torch.randn(2, *w.shape, generator=generator).to(w)
+    graph = path.graph_at(w, x, y)
+    ours, theirs = (g.pull(c, along=v, weights=True) for g in (graph, right))
+    pairs = [(graph.flat, right.flat), (ours.images, theirs.images)]
+    if ours.weights is not None and theirs.weights is not None:
+        pairs.append((ours.weights, theirs.weights))
+    reason = _wrong("update's gradient", pairs)
+    if reason or theirs.weights is None or ours.slope is None or theirs.slope is None:
+        return reason
+    # The slope is ⟨weights, v⟩, in which most may cancel.
+    size = theirs.weights.norm(dim=1) * v.norm(dim=1)
+    return _wrong("update's gradient", [(ours.slope, theirs.slope)], size)
+
+
+def _wrong(
+    quantity: Quantity, pairs: list[tuple[Tensor, Tensor]], size: Tensor | None = None
+) -> str:
+    """What is wrong with a path's values, compared with the loop's."""
+    for fast, reference in pairs:
+        verdict = agreement(fast, reference, quantity, size=size)
+        if not verdict.conclusive:
+            return "its values are not finite"
+        if verdict.reason:
+            return f"its values differ from the loop's by {verdict.relative:.0e}"
+    return ""
 
 
 def _seconds(cost: Callable[[Path], object], paths: list[Path]) -> list[float]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from leakwatch.attacks.matching.update_engines import UpdateGraph, UpdatePath
+from leakwatch.attacks.matching.engines import Graph, UpdatePath
 from leakwatch.weight_update import LocalTraining
 
 __all__ = ["Batch", "LocalSteps", "Simulated", "batches", "segment_for"]
@@ -142,7 +142,7 @@ class LocalSteps:
         """
         b = torch.zeros_like(w) if self._training.momentum else None
         point, starts = _Point(w, b), []
-        graphs: list[UpdateGraph] = []
+        graphs: list[Graph] = []
         for segment in self.segments:
             starts.append(point)
             graphs.clear()
@@ -156,12 +156,12 @@ class LocalSteps:
         point: _Point,
         x: Tensor,
         y: Tensor,
-        graphs: list[UpdateGraph] | None,
+        graphs: list[Graph] | None,
     ) -> _Point:
         """The steps of a segment; their graphs are added to a list if there is one."""
         how, (w, b) = self._training, point
         for batch in segment:
-            graph = self._path.graph(w, x[:, batch.images], y[:, batch.labels])
+            graph = self._path.graph_at(w, x[:, batch.images], y[:, batch.labels])
             step = graph.flat
             if how.weight_decay:
                 step = step.add(w, alpha=how.weight_decay)
@@ -175,7 +175,7 @@ class LocalSteps:
     def back(
         self,
         segment: list[Batch],
-        graphs: list[UpdateGraph],
+        graphs: list[Graph],
         received: _Point,
         images: Tensor,
         first: bool,
@@ -211,7 +211,7 @@ class Simulated:
         x: Tensor,
         y: Tensor,
         starts: list[_Point],
-        graphs: list[UpdateGraph],
+        graphs: list[Graph],
     ) -> None:
         self.final = final
         self._steps = steps

@@ -55,20 +55,17 @@ class ThinNode:
         self._back: Tensor | None = None
         self._u = self._v = self._gap
 
-    @staticmethod
-    def fits(weight: Tensor, a: Tensor, attacks: int) -> bool:
+    def fits(self, a: Tensor) -> bool:
         """Whether Gram matrices are less work than the weights' gradient.
 
         Args:
-            weight: of the layer.
             a: its input.
-            attacks: how many there are.
         """
-        rows = a.numel() // a.shape[-1] // attacks
-        return rows * sum(weight.shape) <= weight.numel()
+        vectors = a.numel() // a.shape[-1] // len(self._gap)
+        return vectors * sum(self._w.shape) <= self._w.numel()
 
     def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """ŵ·a + b, twice differentiable in a, and a."""
+        """ŵ a + b, twice differentiable in a, and a."""
         return _applied(a, self), a.detach()
 
     def compared(self, delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.attacks.matching.update_calls import Recorded, own, received
-from leakwatch.attacks.matching.update_engines import by_name
-from leakwatch.attacks.matching.update_layered import LayeredPath
-from leakwatch.attacks.matching.update_layers import Node
+from leakwatch.attacks.matching.layerwise import (
+    LayerwisePath,
+    Node,
+    Received,
+    Recording,
+)
 from leakwatch.attacks.updates.descent import for_each
 from leakwatch.attacks.updates.low_rank import ThinNode
+from leakwatch.derivatives.layers.modules import KnownLayer
 
 __all__ = ["LayeredMatch", "Match"]
 
@@ -51,22 +54,20 @@ class LayeredMatch:
 
     def __init__(
         self,
-        path: LayeredPath,
+        path: LayerwisePath,
         initial: Float[Tensor, " d_theta"],
         difference: Float[Tensor, "clients d_theta"],
     ) -> None:
         self._path = path
-        self._initial = by_name(path.at, initial[None])
-        self._difference = by_name(path.at, difference)
+        self._initial = path.by_parameter.split(initial[None])
+        self._difference = path.by_parameter.split(difference)
         tiny = torch.finfo(difference.dtype).tiny
         self._length = _norm(difference).clamp_min(tiny)
-        self._squares = {
-            name: _norm(t.flatten(1)).square() for name, t in self._difference.items()
-        }
+        self._squares = {k: _norm(t).square() for k, t in self._difference.items()}
         self._thin = {
             i
             for i, layer in enumerate(path.layers)
-            if type(layer.module) is nn.Linear and layer.names[0].endswith("weight")
+            if type(layer.module) is nn.Linear and layer.weight in layer.shared
         }
 
     def __call__(
@@ -90,8 +91,10 @@ class LayeredMatch:
         gap = 1 - alpha
         moved = {name: t[clients] for name, t in self._difference.items()}
         while True:
-            made = self._path.record(lambda: self._nodes(moved, gap), x, y)
-            unfit = self._unfit(made, len(x))
+            made = self._path.record(
+                lambda _: self._nodes(moved, gap), x, y, x.new_ones(len(x))
+            )
+            unfit = self._unfit(made)
             if not unfit:
                 break
             self._thin -= unfit
@@ -99,39 +102,44 @@ class LayeredMatch:
 
     def _nodes(self, moved: dict[str, Tensor], gap: Tensor) -> list[Node | ThinNode]:
         return [
-            (self._thin_node if i in self._thin else self._node)(i, moved, gap)
-            for i in range(len(self._path.layers))
+            (self._thin_node if i in self._thin else self._node)(layer, moved, gap)
+            for i, layer in enumerate(self._path.layers)
         ]
 
-    def _thin_node(self, i: int, moved: dict[str, Tensor], gap: Tensor) -> ThinNode:
-        w, b = self._path.tensors(i, self._initial, 1)
-        dw, db = own(self._path.layers[i].names, moved)
-        assert dw is not None
-        return ThinNode(w[0], None if b is None else b[0], dw, db, gap)
+    def _thin_node(
+        self, layer: KnownLayer, moved: dict[str, Tensor], gap: Tensor
+    ) -> ThinNode:
+        shape = cast(Tensor, layer.module.weight).shape
+        w, b = self._path.tensors(layer, self._initial, 1)
+        return ThinNode(
+            w.view(shape),
+            None if b is None else b[0],
+            moved[layer.weight].view(-1, *shape),
+            moved.get(layer.bias or ""),
+            gap,
+        )
 
-    def _node(self, i: int, moved: dict[str, Tensor], gap: Tensor) -> Node:
-        at = {
+    def _node(self, layer: KnownLayer, moved: dict[str, Tensor], gap: Tensor) -> Node:
+        between = {
             name: torch.addcmul(
                 self._initial[name],
                 for_each(moved[name], len(gap)),
-                gap.view(-1, *[1] * (moved[name].ndim - 1)),
+                gap[:, None],
                 value=-1,
             )
-            for name in self._path.layers[i].names
+            for name in layer.shared
         }
-        return self._path.node(i, at, len(gap))
+        return self._path.node(layer, between, len(gap))
 
-    def _unfit(self, made: Recorded[Node | ThinNode], attacks: int) -> set[int]:
+    def _unfit(self, made: Recording[Node | ThinNode]) -> set[int]:
         """Layers that are not thin after all, or used more than once."""
-        uses = Counter(call.layer for call in made.calls)
-        unfit: set[int] = set()
-        for call in made.calls:
-            layer = self._path.layers[call.layer].module
-            if call.layer in self._thin and isinstance(layer, nn.Linear):
-                fits = ThinNode.fits(layer.weight, call.a, attacks)
-                if uses[call.layer] > 1 or not fits:
-                    unfit.add(call.layer)
-        return unfit
+        uses = Counter(id(call.node) for call in made.calls)
+        return {
+            made.nodes.index(call.node)
+            for call in made.calls
+            if isinstance(call.node, ThinNode)
+            and (uses[id(call.node)] > 1 or not call.node.fits(call.a))
+        }
 
 
 @dataclass(eq=False)
@@ -153,25 +161,21 @@ class _Comparison:
     def __init__(
         self,
         whole: LayeredMatch,
-        made: Recorded[Node | ThinNode],
+        made: Recording[Node | ThinNode],
         moved: dict[str, Tensor],
         clients: slice,
         x: Tensor,
     ) -> None:
-        self._layers = whole._path.layers
         self._made, self._moved, self._x = made, moved, x
         zero = x.new_zeros(len(x), dtype=torch.float64)
         thin = _Sums(zero, zero)
+        self._gradients: dict[str, Tensor] = {}
         with torch.no_grad():
-            for call, delta in zip(made.calls, made.deltas, strict=True):
-                node = made.nodes[call.layer]
-                if isinstance(node, ThinNode):
-                    thin.add(*node.compared(delta))
+            for call in made.calls:
+                if isinstance(call.node, ThinNode):
+                    thin.add(*call.node.compared(call.delta))
                 else:
-                    node.collects = True
-                    node.note(call.rows, call.a, delta.detach(), True)
-                    node.collects = False
-            self._gradients = self._collected()
+                    call.add_gradient(self._gradients, len(x))
             squares = thin.squares + sum(
                 _norm(g).square() for g in self._gradients.values()
             )
@@ -193,43 +197,28 @@ class _Comparison:
 
     def match(self, learns: bool) -> Match:
         """The way back. Ends the graph."""
-        outputs: list[Tensor] = []
-        cotangents: list[Tensor] = []
-
-        def receive(into: Tensor, value: Tensor | None) -> None:
-            if value is not None and into.requires_grad:
-                outputs.append(into)
-                cotangents.append(value)
-
+        received = Received()
         u = -1 / (self._length * self._other)
         v = (1 - self.distance) / self._length.square()
         u, v = u.to(self._x), v.to(self._x)
         with torch.no_grad():
             parts = self._cotangents(v)
-            for call, delta in zip(self._made.calls, self._made.deltas, strict=True):
-                node, wanted = self._made.nodes[call.layer], call.a.requires_grad
+            for call in self._made.calls:
+                node = call.node
+                w, b = call.layer.weight, call.layer.bias or ""
                 if isinstance(node, ThinNode):
+                    wanted = call.a.requires_grad
                     given, taken = node.receive(u, v, learns, wanted)
                     if wanted and taken is None:
                         # Calls its second pass in any case.
-                        receive(call.out, torch.zeros_like(call.out))
-                else:
-                    pair = own(self._layers[call.layer].names, parts)
-                    given, taken = received(node, call, delta, *pair)
-                    if learns:
-                        node.direction = self._direction(call.layer)
-                receive(delta, given)
-                receive(call.a, taken)
-        batch = self._made.batch
-        images = torch.zeros_like(batch)
-        if outputs:
-            (images,) = torch.autograd.grad(
-                outputs,
-                [batch],
-                cotangents,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+                        received.add(call.out, torch.zeros_like(call.out))
+                    received.add(call.delta, given)
+                    received.add(call.a, taken)
+                    continue
+                received.through(call, parts.get(w), parts.get(b), len(self._x))
+                if learns and isinstance(node, Node):
+                    node.direction = self._for_each(w), self._for_each(b)
+        (images,) = received.back([self._made.batch])
         slope = None
         if learns:
             slope = u.new_zeros(len(u))
@@ -237,25 +226,13 @@ class _Comparison:
                 slope = slope + node.slope
         return Match(self.distance.to(u), images.reshape(self._x.shape), slope)
 
-    def _collected(self) -> dict[str, Tensor]:
-        """Gradients of all layers that are not thin, ``(attacks, numbers)``."""
-        found: dict[str, Tensor] = {}
-        for layer, node in zip(self._layers, self._made.nodes, strict=True):
-            if isinstance(node, ThinNode) or node.received is None:
-                continue
-            for name in layer.names:
-                t = node.received[0 if name.endswith(".weight") else 1]
-                if t is not None:
-                    found[name] = t.flatten(1)
-        return found
-
     def _apart(self) -> dict[str, Tensor]:
         """g/‖g‖ − D/‖D‖ of these."""
         ours, theirs = (
             (1 / t).to(self._x)[:, None] for t in (self._length, self._other)
         )
         return {
-            name: (self._for_each(name).flatten(1) * -theirs).addcmul_(g, ours)
+            name: (for_each(self._moved[name], len(g)) * -theirs).addcmul_(g, ours)
             for name, g in self._gradients.items()
         }
 
@@ -264,18 +241,14 @@ class _Comparison:
         length = self._length.to(v)[:, None]
         share = (self.distance / self._length.square()).to(v)[:, None]
         return {
-            name: r.div(length)
-            .addcmul_(self._gradients[name], share, value=-1)
-            .view(len(r), *self._moved[name].shape[1:])
+            name: r.div(length).addcmul_(self._gradients[name], share, value=-1)
             for name, r in self._residuals.items()
         }
 
-    def _direction(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        names = self._layers[layer].names
-        return own(names, {name: self._for_each(name) for name in names})
-
-    def _for_each(self, name: str) -> Tensor:
-        return for_each(self._moved[name], len(self._x))
+    def _for_each(self, name: str) -> Tensor | None:
+        """D of a parameter, for each attack; ``None`` where it is not shared."""
+        moved = self._moved.get(name)
+        return None if moved is None else for_each(moved, len(self._x))
 
 
 def _norm(t: Tensor) -> Tensor:

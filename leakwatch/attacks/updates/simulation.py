@@ -13,8 +13,8 @@ from torch import Tensor
 
 from leakwatch.attacks.base import SearchResult
 from leakwatch.attacks.matching import distances
-from leakwatch.attacks.matching.update_engines import UpdatePath
-from leakwatch.attacks.matching.update_selection import PathFor, UpdatePathName, opened
+from leakwatch.attacks.matching.engines import UpdatePath
+from leakwatch.attacks.matching.selection import PathFor, UpdatePathName, opened
 from leakwatch.attacks.optimizers.first_order import DescentSettings
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.updates.base import UpdateAttack, UpdateTask

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from leakwatch.attacks.matching.update_selection import UpdatePathName, opened
+from leakwatch.attacks.matching.selection import UpdatePathName, opened
 from leakwatch.attacks.updates.local_steps import segment_for
 from leakwatch.derivatives import GradientMap
 from leakwatch.weight_update import LocalTraining, WeightUpdate
@@ -105,10 +105,10 @@ def simulation_cost(
     )
     with opened(gradients, path) as path_for:
         found = path_for(w, x, y)
-        found.graph(w, x, y).pull(w, weights=True)  # warms up
+        found.graph_at(w, x, y).pull(w, weights=True)  # warms up
         began = time.perf_counter()
         with _Counted() as counted:
-            graph = found.graph(w, x, y)
+            graph = found.graph_at(w, x, y)
         between = time.perf_counter()
         graph.pull(w, weights=True)
         forward, back = between - began, time.perf_counter() - between

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from leakwatch.attacks.base import SearchResult
 from leakwatch.attacks.matching import distances
+from leakwatch.attacks.matching.engines import UpdatePath
+from leakwatch.attacks.matching.layerwise import LayerwisePath
 from leakwatch.attacks.matching.priors import Priors
-from leakwatch.attacks.matching.update_engines import UpdatePath
-from leakwatch.attacks.matching.update_layered import LayeredPath
-from leakwatch.attacks.matching.update_selection import PathFor, UpdatePathName, opened
+from leakwatch.attacks.matching.selection import PathFor, UpdatePathName, opened
 from leakwatch.attacks.optimizers.first_order import DescentSettings, ScheduleName
 from leakwatch.attacks.updates.base import UpdateAttack, UpdateTask
 from leakwatch.attacks.updates.descent import (
@@ -163,7 +163,7 @@ class SurrogateObjective:
         gradients: gives the precision.
         update: w_0 and w_T of all clients.
         labels: of all clients.
-        path_for: finds the path, see ``matching.update_engines.opened``.
+        path_for: finds the path, see ``matching.selection.opened``.
         priors: weight of the total variation.
         every: the derivative in α is formed at every so many steps, 0 for never.
         chunk_size: attacks at once.
@@ -229,7 +229,7 @@ class SurrogateObjective:
             found = self._path_for(w, x, y)
             self._path = (
                 LayeredMatch(found, self._initial, self._difference)
-                if isinstance(found, LayeredPath)
+                if isinstance(found, LayerwisePath)
                 else found
             )
         if isinstance(self._path, LayeredMatch):
@@ -237,7 +237,7 @@ class SurrogateObjective:
             slope = alpha if match.slope is None else match.slope
             return match.distance, match.images, slope
         difference = for_each(self._difference[clients], len(x))
-        graph = self._path.graph(self._weights(alpha, clients), x, y)
+        graph = self._path.graph_at(self._weights(alpha, clients), x, y)
         flat = graph.flat
         distance, cotangent = self._distance.compare(
             flat, self._distance.prepare(difference), torch.empty_like(flat)

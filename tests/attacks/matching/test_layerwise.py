@@ -12,10 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 from leakwatch.attacks.matching.engines import LoopPath
 from leakwatch.attacks.matching.layerwise import LayerwisePath
-from leakwatch.attacks.matching.selection import known
-from leakwatch.derivatives.layers.modules import Layout, NotLayerwiseError
+from leakwatch.attacks.matching.selection import built
+from leakwatch.derivatives.layers.products import Layout
 from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.runtime import SampleLoss, evaluating
+from leakwatch.derivatives.runtime.modules import NotLayerwiseError
 
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
 
@@ -61,7 +62,7 @@ def compare(module: nn.Module, shape: tuple[int, ...], *, images: int = 2) -> No
         ]
         expected = torch.cat([g.flat for g in each])
         u = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
-        back = torch.cat([g.pull(u[i : i + 1])[0] for i, g in enumerate(each)])
+        back = torch.cat([g.pull(u[i : i + 1]).images for i, g in enumerate(each)])
         for layout in LAYOUTS:
             path = LayerwisePath(loss, at, layout)
             torch.testing.assert_close(path.restore(path.arrange(u)), u, rtol=0, atol=0)
@@ -71,7 +72,7 @@ def compare(module: nn.Module, shape: tuple[int, ...], *, images: int = 2) -> No
                         path.settle(x[0], y[0])
                     graph = path.graph(x, y, weight, False)
                     found = path.restore(graph.flat)
-                    pulled = graph.pull(path.arrange(u))[0]
+                    pulled = graph.pull(path.arrange(u)).images
                 torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
                 torch.testing.assert_close(pulled, back, rtol=1e-10, atol=1e-12)
 
@@ -199,7 +200,7 @@ def test_other_layers_are_not_taken_for_known_ones(module: nn.Module) -> None:
         with pytest.raises(NotLayerwiseError, match="belong to no linear"):
             LayerwisePath(loss, at, "contiguous")
         assert (
-            known(loss, at, "auto", torch.zeros(1, 1, 3), "layerwise, contiguous")
+            built(loss, at, "auto", torch.zeros(1, 1, 3), "layerwise, contiguous")
             is None
         )
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.layers.modules import known_layers
-from leakwatch.derivatives.layers.update_operators import operator_of
-from leakwatch.derivatives.layers.update_products import Operator
+from leakwatch.derivatives.layers.products import LayerProducts, Layout
 from leakwatch.derivatives.runtime import evaluating
 from leakwatch.derivatives.safe_ops.pointwise import Lean
 
@@ -38,21 +37,24 @@ CONVOLUTIONS: dict[str, tuple[dict[str, Any], int, tuple[int, int]]] = {
 }
 
 
-def operator(module: nn.Module) -> Operator:
+def products_of(module: nn.Module, layout: Layout | None) -> LayerProducts:
     gradients = GradientMap(nn.Sequential(module), dtype=torch.float64)
     loss = gradients.loss_under(gradients.criterion)
     with evaluating(loss, "cpu", torch.float64, substitutes=False) as at:
-        (layer,) = known_layers(loss, at, "contiguous")
-    return operator_of(layer)[0]
+        (layer,) = known_layers(loss, at, layout)
+    return layer.rule.products
 
 
+@pytest.mark.parametrize("rule", [None, "contiguous", "channels_last"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name: str, layout: torch.memory_format) -> None:
+def test_convolutions(
+    name: str, layout: torch.memory_format, rule: Layout | None
+) -> None:
     how, samples, size = CONVOLUTIONS[name]
     torch.manual_seed(0)
     module = nn.Conv2d(out_channels=8, **how).double()
-    op = operator(module)
+    op = products_of(module, rule)
     attacks = 3
     a = torch.randn(attacks * samples, module.in_channels, *size, dtype=torch.float64)
     a = a.contiguous(memory_format=layout)
@@ -65,20 +67,19 @@ def test_convolutions(name: str, layout: torch.memory_format) -> None:
     delta = torch.randn_like(expected).contiguous(memory_format=layout)
     image, weight, bias = torch.autograd.grad(expected, leaves, delta)
 
-    rows, kept = op.rows(a, attacks), op.arranged(w)
-    torch.testing.assert_close(op.apply(kept, b, rows, a), expected, **CLOSE)
+    rows, kept = op.inputs(a, attacks), op.arrange(w.flatten(1))
+    d = op.backprops(delta, attacks)
+    torch.testing.assert_close(op.output_adjoint(kept, b, rows, a), expected, **CLOSE)
     without = expected - b.repeat_interleave(samples, 0)[:, :, None, None]
-    torch.testing.assert_close(op.apply(kept, None, rows, a), without, **CLOSE)
-    torch.testing.assert_close(op.adjoint(kept, delta, a), image, **CLOSE)
-    found = op.gradient(rows, delta, attacks, True)
-    torch.testing.assert_close(found[0], weight.flatten(1), **CLOSE)
-    assert found[1] is not None
-    torch.testing.assert_close(found[1], bias, **CLOSE)
-    assert op.gradient(rows, delta, attacks, False)[1] is None
+    torch.testing.assert_close(op.output_adjoint(kept, None, rows, a), without, **CLOSE)
+    torch.testing.assert_close(op.input_adjoint(kept, d, a), image, **CLOSE)
+    found = op.restore(op.weight_grad(rows, d))
+    torch.testing.assert_close(found, weight.flatten(1), **CLOSE)
+    torch.testing.assert_close(op.bias_grad(d), bias, **CLOSE)
     by_attack = (weight * w).flatten(1).sum(1)
-    along = op.along(w, None, rows, a, delta)
+    along = op.along(kept, None, rows, d, a)
     torch.testing.assert_close(along, by_attack, **CLOSE)
-    along = op.along(w, b, rows, a, delta)
+    along = op.along(kept, b, rows, d, a)
     torch.testing.assert_close(along, by_attack + (bias * b).sum(1), **CLOSE)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leakwatch import score_update
-from leakwatch.attacks.matching.update_selection import UpdatePathName, opened
+from leakwatch.attacks.matching.selection import UpdatePathName, opened
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime import UnsupportedModuleError
 from leakwatch.federated import (
@@ -130,7 +130,7 @@ def test_derivatives_are_those_of_double_backward(
     c, v = torch.randn(2, *w.shape, dtype=torch.float64)
     before = flat(net)
     with opened(GradientMap(net, dtype=torch.float64), path) as path_for:
-        graph = path_for(w, x, y).graph(w, x, y)
+        graph = path_for(w, x, y).graph_at(w, x, y)
         g = graph.flat.clone()
         found = graph.pull(c, along=v, weights=True)
     assert found.slope is not None
@@ -150,7 +150,7 @@ def test_only_what_is_asked_for_is_formed() -> None:
     x, y = torch.rand(1, 2, 1, 2, 2, dtype=torch.float64), torch.tensor([[0, 1]])
     for path in ("layers", "plain"):
         with opened(GradientMap(net, dtype=torch.float64), path) as path_for:
-            found = path_for(w, x, y).graph(w, x, y).pull(torch.ones_like(w))
+            found = path_for(w, x, y).graph_at(w, x, y).pull(torch.ones_like(w))
         assert found.slope is None
         assert found.weights is None
 
@@ -163,7 +163,7 @@ def test_other_networks_are_attacked_one_by_one(
     x, y = torch.rand(2, 3, 2, 6, 6, dtype=torch.float64), torch.ones(2, 3).long()
     gradients = GradientMap(net, dtype=torch.float64)
     with opened(gradients) as path_for:
-        assert path_for(w, x, y).name == "plain"
+        assert path_for(w, x, y).name == "loop"
     assert "scale belong to no linear" in caplog.text
     with (
         opened(gradients, "layers") as path_for,
@@ -186,8 +186,8 @@ def test_a_penalty_in_the_criterion_is_not_forgotten(
     x, y = torch.rand(2, 3, 2, 6, 6), torch.ones(2, 3).long()
     with opened(GradientMap(net, penalised)) as path_for:
         path = path_for(w, x, y)
-        assert path.name == "plain"
-        found = path.graph(w, x, y).flat[0]
+        assert path.name == "loop"
+        found = path.graph_at(w, x, y).flat[0]
     assert "uses 1.bias, 1.weight, 3.bias, 3.weight outside their layers" in caplog.text
     loss = penalised(net, x[0], y[0]).mean()
     g = torch.autograd.grad(loss, list(net.parameters()))
@@ -213,8 +213,8 @@ def test_weights_without_a_gradient_are_followed() -> None:
     x, y = torch.rand(2, 3, 2, 6, 6, dtype=torch.float64), torch.ones(2, 3).long()
     with opened(GradientMap(net, dtype=torch.float64)) as path_for:
         path = path_for(at, x, y)  # where nothing differs
-        assert path.name == "plain"
-        found = path.graph(away, x, y).flat[0]
+        assert path.name == "loop"
+        found = path.graph_at(away, x, y).flat[0]
     expected = gradient(net, away[0].clone().requires_grad_(), x[0], y[0]).detach()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
@@ -272,8 +272,8 @@ def test_a_network_that_mixes_samples_keeps_clients_apart() -> None:
     x, y = torch.rand(2, 3, 2, 2, 2, dtype=torch.float64), torch.ones(2, 3).long()
     with opened(GradientMap(net, dtype=torch.float64)) as path_for:
         path = path_for(w, x, y)
-        assert path.name == "plain"
-        found = path.graph(w, x, y).flat
+        assert path.name == "loop"
+        found = path.graph_at(w, x, y).flat
     for i in range(2):
         expected = gradient(net, w[i].clone().requires_grad_(), x[i], y[i])
         torch.testing.assert_close(found[i], expected.detach(), rtol=1e-12, atol=0)

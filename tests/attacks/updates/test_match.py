@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.priors import Priors
-from leakwatch.attacks.matching.update_selection import opened
+from leakwatch.attacks.matching.selection import opened
 from leakwatch.attacks.updates.match import LayeredMatch
 from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leakwatch.attacks import PixelScale, SimulationAttack, Start, attack_update
-from leakwatch.attacks.matching.update_selection import opened
+from leakwatch.attacks.matching.selection import opened
 from leakwatch.attacks.updates.priors import (
     excess,
     joined,

@@ -17,7 +17,7 @@ from leakwatch.attacks import (
     attack_update,
 )
 from leakwatch.attacks.matching.priors import Priors
-from leakwatch.attacks.matching.update_selection import UpdatePathName, opened
+from leakwatch.attacks.matching.selection import UpdatePathName, opened
 from leakwatch.attacks.updates import presets
 from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap
