@@ -23,9 +23,8 @@ from leakwatch.derivatives.layers.bilinear import (
     outputs_by_position,
 )
 from leakwatch.derivatives.layers.layout import Opening
-from leakwatch.derivatives.layers.taps import Tapping
+from leakwatch.derivatives.layers.taps import ConstantConvolutions, Tapping
 from leakwatch.derivatives.runtime import Weights
-from leakwatch.derivatives.safe_ops.convolution import ConstantConvolutions
 
 __all__ = ["Recorded"]
 

@@ -16,7 +16,13 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from leakwatch.derivatives.layers.calls import Call
+from leakwatch.derivatives.layers.calls import Call, Kind
+from leakwatch.derivatives.layers.products import (
+    ElementwiseProducts,
+    LayerProducts,
+    MatrixProducts,
+    PositionsLast,
+)
 from leakwatch.derivatives.layers.taps import Layer
 from leakwatch.derivatives.layers.unfolding import vectors
 
@@ -93,9 +99,9 @@ class Bilinear:
         self.layer = layer
         self._a, self._d = here
         self._samples = samples
-        # A convolution has its positions last.
-        self._turned = layer.calls[0].kind == "conv"
-        self._elementwise = layer.calls[0].elementwise
+        call = layer.calls[0]
+        self._elementwise = call.elementwise
+        self._products = _PRODUCTS[call.kind]
         self._short = not self._elementwise and fewer_operations(
             self._a.shape[1], self._d.shape[2], self._a.shape[2]
         )
@@ -113,10 +119,7 @@ class Bilinear:
 
     def gradient(self) -> list[Tensor]:
         """Gradients of its parameters, ``(samples, numbers)`` each."""
-        weight = (
-            (self._d * self._a).sum(1) if self._elementwise else self._d.mT @ self._a
-        )
-        return self._rows(weight, self._d)
+        return self._rows(self._products.weight_grad(self._a, self._d), self._d)
 
     def push(self, moved: Pair) -> list[Tensor]:
         """Tangents of its parameters' gradients, ``(samples, numbers)`` each.
@@ -132,20 +135,24 @@ class Bilinear:
         Args:
             cotangents: ``(samples, numbers)`` each.
         """
-        shape = self._shape()
+        rows = len(self._d)
         bias = None
         if self.layer.bias is not None:
-            bias = cotangents[1].reshape(len(self._d), 1, -1)
-        return self._received(cotangents[0].reshape(shape), bias)
+            bias = cotangents[1].reshape(rows, -1)
+        return self._received(cotangents[0].reshape(rows, -1), bias)
 
     def normal(self, moved: Pair) -> Pair:
         """:meth:`pull` of :meth:`push`."""
-        if self._short:
-            a, d = moved
-            given = self._product(self._d @ d.mT, self._a)
-            back = self._product(self._a @ a.mT, self._d)
-            return self._product(self._dd, a, given), self._product(self._aa, d, back)
-        bias = None if self.layer.bias is None else moved[1].sum(1, keepdim=True)
+        a, d = moved
+        products = self._products
+        if self._short and isinstance(products, MatrixProducts):
+            through_a = products.product(self._d @ d.mT, self._a)
+            through_d = products.product(self._a @ a.mT, self._d)
+            return (
+                products.product(self._dd, a).add_(through_a),
+                products.product(self._aa, d).add_(through_d),
+            )
+        bias = None if self.layer.bias is None else products.bias_grad(d)
         return self._received(self._tangent(moved), bias)
 
     def _tangent(self, moved: Pair) -> Tensor:
@@ -155,34 +162,31 @@ class Bilinear:
         rows, columns = self._d.shape[2], self._a.shape[2]
         if 2 * a.shape[1] * (rows + columns) < rows * columns:
             # Copies of the factors take less than a second pass over Ġ.
-            return torch.cat((d, self._d), 1).mT @ torch.cat((self._a, a), 1)
-        return torch.baddbmm(d.mT @ self._a, self._d.mT, a)
+            tangent = torch.cat((d, self._d), 1).mT @ torch.cat((self._a, a), 1)
+        else:
+            tangent = torch.baddbmm(d.mT @ self._a, self._d.mT, a)
+        return tangent.flatten(1)
 
-    def _received(self, weight: Tensor, bias: Tensor | None) -> Pair:
-        if self._elementwise:
-            each = weight[:, None]
-            given, back = self._d * each, self._a * each
-            return given, back if bias is None else back.add_(bias)
-        back = self._product(self._a, weight.mT, bias)
-        return self._product(self._d, weight), back
-
-    def _product(self, x: Tensor, y: Tensor, more: Tensor | None = None) -> Tensor:
-        """``x @ y + more``, in the memory format of the layer's own tensors."""
-        if not self._turned:
-            return x @ y if more is None else torch.baddbmm(more, x, y)
-        x, y = y.mT, x.mT
-        return (x @ y if more is None else torch.baddbmm(more.mT, x, y)).mT
+    def _received(self, u: Tensor, b: Tensor | None) -> Pair:
+        return (
+            self._products.input_adjoint(u, self._d, self._a),
+            self._products.output_adjoint(u, b, self._a, self._a),
+        )
 
     def _rows(self, weight: Tensor, deltas: Tensor) -> list[Tensor]:
         parts = [weight.reshape(self._samples, -1)]
         if self.layer.bias is not None:
-            parts.append(deltas.sum(1).reshape(self._samples, -1))
+            bias = self._products.bias_grad(deltas)
+            parts.append(bias.reshape(self._samples, -1))
         return parts
 
-    def _shape(self) -> tuple[int, ...]:
-        if self._elementwise:
-            return self._samples, self._a.shape[2]
-        return len(self._d), self._d.shape[2], self._a.shape[2]
+
+_PRODUCTS: dict[Kind, LayerProducts] = {
+    "linear": MatrixProducts(),
+    "conv": PositionsLast(),
+    "channels": ElementwiseProducts(),
+    "features": ElementwiseProducts(),
+}
 
 
 def fewer_operations(positions: int, rows: int, columns: int) -> bool:

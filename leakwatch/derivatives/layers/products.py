@@ -68,10 +68,12 @@ from torch.nn import functional as F
 
 __all__ = [
     "RULES",
+    "ElementwiseProducts",
     "LayerInNetwork",
     "LayerProducts",
     "Layout",
     "MatrixProducts",
+    "PositionsLast",
     "Rule",
     "ScaleProducts",
     "register",
@@ -166,7 +168,12 @@ class MatrixProducts(LayerProducts):
 
     Its forms are ``(rows, T, P)`` for activations and ``(rows, T, C)`` for backprops,
     where T counts the vectors, of all samples of a row behind each other.
+
+    Attributes:
+        positions_last: whether T is what lies side by side in memory, also of results.
     """
+
+    positions_last = False
 
     def inputs(self, a: Tensor, rows: int) -> Tensor:
         """See :class:`LayerProducts`."""
@@ -186,7 +193,7 @@ class MatrixProducts(LayerProducts):
 
     def input_adjoint(self, w: Tensor, d: Tensor, like: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
-        return torch.bmm(d, w.reshape(len(d), d.shape[2], -1)).view(like.shape)
+        return self.product(d, w.reshape(len(d), d.shape[2], -1)).view(like.shape)
 
     def output_adjoint(
         self, w: Tensor, b: Tensor | None, a: Tensor, like: Tensor
@@ -194,11 +201,50 @@ class MatrixProducts(LayerProducts):
         """See :class:`LayerProducts`."""
         return self.outputs(w, b, a).view(*like.shape[:-1], -1)
 
-    @staticmethod
-    def outputs(w: Tensor, b: Tensor | None, a: Tensor) -> Tensor:
+    def outputs(self, w: Tensor, b: Tensor | None, a: Tensor) -> Tensor:
         """W a + b of all vectors, ``(rows, T, C)``."""
-        out = torch.bmm(a, w.reshape(len(a), -1, a.shape[2]).mT)
+        out = self.product(a, w.reshape(len(a), -1, a.shape[2]).mT)
         return out if b is None else out.add_(b[:, None])
+
+    def product(self, vectors: Tensor, matrices: Tensor) -> Tensor:
+        """``vectors @ matrices`` of each row."""
+        if self.positions_last:
+            return torch.bmm(matrices.mT, vectors.mT).mT
+        return torch.bmm(vectors, matrices)
+
+
+@final
+class PositionsLast(MatrixProducts):
+    """Of convolutions whose patches were unfolded with their places last."""
+
+    positions_last = True
+
+
+@final
+class ElementwiseProducts(LayerProducts):
+    """A weight for each element of the vectors that it meets.
+
+    Its forms are ``(rows, T, P)`` for both activations and backprops.
+    """
+
+    def weight_grad(self, a: Tensor, d: Tensor) -> Tensor:
+        """See :class:`LayerProducts`."""
+        return (d * a).sum(1)
+
+    def bias_grad(self, d: Tensor) -> Tensor:
+        """See :class:`LayerProducts`."""
+        return d.sum(1)
+
+    def input_adjoint(self, w: Tensor, d: Tensor, like: Tensor) -> Tensor:
+        """See :class:`LayerProducts`."""
+        return (d * w[:, None]).view(like.shape)
+
+    def output_adjoint(
+        self, w: Tensor, b: Tensor | None, a: Tensor, like: Tensor
+    ) -> Tensor:
+        """See :class:`LayerProducts`."""
+        out = a * w[:, None]
+        return (out if b is None else out.add_(b[:, None])).view(like.shape)
 
 
 @final

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.layers.calls import Call, Use, use_of
 from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives.safe_ops.convolution import ConstantConvolution
 
 
 @final
@@ -140,6 +141,39 @@ class Tapping(TorchFunctionMode):
         if key == self._last:
             self.output = out
         return out + self._added[key] if key in self._added else out
+
+
+@final
+class ConstantConvolutions(TorchFunctionMode):
+    """Inside, convolutions with constant weights are :class:`ConstantConvolution`.
+
+    Other modes that look at a network's calls belong inside of this one.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls ``func``, or what stands for it."""
+        kwargs = kwargs or {}
+        out = _constant(func, args, kwargs) if func in _CONVOLUTIONS else None
+        return func(*args, **kwargs) if out is None else out
+
+
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d)
+
+
+def _constant(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    use = use_of(func, args, kwargs)
+    if use is None or use.weight is None or use.input.ndim != use.weight.ndim:
+        return None
+    parts = [t for t in (use.input, use.weight, use.bias) if t is not None]
+    nested = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parts))
+    if nested or any(t.requires_grad for t in parts[1:]):
+        return None
+    flat = use.weight.ndim == 3
+    weight = use.weight.unsqueeze(2) if flat else use.weight
+    out = ConstantConvolution(weight, use.bias, **use.geometry)(use.given())
+    return out.squeeze(2) if flat else out
 
 
 @final

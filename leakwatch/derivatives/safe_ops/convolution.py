@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from leakwatch.derivatives.layers.calls import use_of
-
-__all__ = ["ConstantConvolution", "ConstantConvolutions"]
+__all__ = ["ConstantConvolution"]
 
 
 @final
@@ -111,36 +108,3 @@ class _Adjoint(Function):
 
 _forward: Callable[[Tensor, ConstantConvolution], Tensor] = _Forward.apply
 _adjoint: Callable[[Tensor, ConstantConvolution, Tensor], Tensor] = _Adjoint.apply
-
-
-@final
-class ConstantConvolutions(TorchFunctionMode):
-    """Inside, convolutions with constant weights are :class:`ConstantConvolution`.
-
-    Other modes that look at a network's calls belong inside of this one.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Calls ``func``, or what stands for it."""
-        kwargs = kwargs or {}
-        found = _constant(func, args, kwargs) if func in _KINDS else None
-        return func(*args, **kwargs) if found is None else found
-
-
-_KINDS = (torch.conv1d, torch.conv2d)
-
-
-def _constant(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    use = use_of(func, args, kwargs)
-    if use is None or use.weight is None or use.input.ndim != use.weight.ndim:
-        return None
-    parts = [t for t in (use.input, use.weight, use.bias) if t is not None]
-    nested = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parts))
-    if nested or any(t.requires_grad for t in parts[1:]):
-        return None
-    flat = use.weight.ndim == 3
-    weight = use.weight.unsqueeze(2) if flat else use.weight
-    out = ConstantConvolution(weight, use.bias, **use.geometry)(use.given())
-    return out.squeeze(2) if flat else out

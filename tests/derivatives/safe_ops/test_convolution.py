@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.derivatives.safe_ops.convolution import ConstantConvolutions
+from leakwatch.derivatives.layers.taps import ConstantConvolutions
 
 
 def derivatives(net: nn.Module, x: Tensor) -> list[Tensor]:
