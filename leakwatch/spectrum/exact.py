@@ -165,19 +165,11 @@ def eigvalsh_or_nan(h: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
 
 
 def eigh_or_nan(
-    h: Float[Tensor, "*batch n n"],
-) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n n"]]:
-    """Return ascending eigenvalues and eigenvectors, NaN where LAPACK gives up.
-
-    A batch is solved at once; only when that fails, matrix by matrix, so that one bad
-    matrix costs the others nothing but time.
-    """
+    h: Float[Tensor, "n n"],
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
+    """Return ascending eigenvalues and eigenvectors, NaN where LAPACK gives up."""
     try:
         values, vectors = torch.linalg.eigh(h)
     except LinAlgError:
-        if h.ndim == 2:
-            return torch.full_like(h[0], math.nan), torch.full_like(h, math.nan)
-        values, vectors = torch.full_like(h[..., 0], math.nan), torch.empty_like(h)
-        for i in range(h.shape[0]):
-            values[i], vectors[i] = eigh_or_nan(h[i])
+        return torch.full_like(h[0], math.nan), torch.full_like(h, math.nan)
     return values, vectors

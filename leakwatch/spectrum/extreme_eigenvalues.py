@@ -134,10 +134,10 @@ def ends(
     Example:
         >>> import torch
         >>> j = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-        >>> found = ends(j)
-        >>> found.lambda_max.round(decimals=9), found.status(0)
+        >>> spectrum = ends(j)
+        >>> spectrum.lambda_max.round(decimals=9), spectrum.status(0)
         (tensor([9.], dtype=torch.float64), 'ok')
-        >>> bool((found.lower <= 1) & (1 <= found.upper))
+        >>> bool((spectrum.lower <= 1) & (1 <= spectrum.upper))
         True
     """
     factor = as_factor(a)
@@ -157,7 +157,7 @@ def ends(
     )
     limit = min(max_matvecs, factor.size)
     wanted = [smallest] * batch if isinstance(smallest, bool) else smallest.tolist()
-    samples = [_Sample(factor, w, tol, limit, risk) for w in wanted]
+    samples = [_SampleEnds(factor, w, tol, limit, risk) for w in wanted]
     active = torch.ones(batch, dtype=torch.bool, device=factor.device)
     look = 1
     for step in range(1, limit + 1):
@@ -175,8 +175,8 @@ def ends(
 
 
 @final
-class _Sample:
-    """What is known of one sample so far."""
+class _SampleEnds:
+    """The ends of one sample's spectrum as far as its steps went."""
 
     def __init__(
         self,
@@ -195,7 +195,8 @@ class _Sample:
         self.lower = 0.0
         self.floor = math.nan
         self.lowest: Tensor = torch.zeros(0, dtype=torch.float64)
-        self.lead: tuple[Tensor, Tensor] = (self.lowest, self.lowest)
+        self.leading: Tensor = self.lowest
+        self.coordinates: Tensor = self.lowest[:, None]
 
     def assess(self, chain: Bidiagonalisation, i: int) -> bool:
         """Read the bidiagonal matrix; whether the sample is done."""
@@ -213,7 +214,7 @@ class _Sample:
         self.lowest = right[-1]
         good = (residuals <= _LEADING_RESIDUAL * sigma.square())[:_LEADING]
         count = int(good.long().cumprod(0).sum())
-        self.lead = (sigma[:count].square(), right[:count].mT)
+        self.leading, self.coordinates = sigma[:count].square(), right[:count].mT
         if not self._deficient:
             self._bound(wide, sigma, k)
         low = float(sigma[-1]) ** 2
@@ -235,12 +236,12 @@ class _Sample:
         noise = self._eps * float(sigma[0])
         diagonal, above = wide.diagonal(), wide.diagonal(1)
         couplings = diagonal * above.clamp_min(noise)
-        found = probable_lower_bound(sigma.square(), couplings, self._n, self._risk)
-        self.lower = max(self.lower, min(found, float(sigma[-1]) ** 2))
+        bound = probable_lower_bound(sigma.square(), couplings, self._n, self._risk)
+        self.lower = max(self.lower, min(bound, float(sigma[-1]) ** 2))
 
 
 def _close(
-    factor: FactorOperator, chain: Bidiagonalisation, samples: list[_Sample]
+    factor: FactorOperator, chain: Bidiagonalisation, samples: list[_SampleEnds]
 ) -> Ends:
     device = factor.device
 
@@ -253,22 +254,16 @@ def _close(
         return basis.mT @ coordinates.to(device)
 
     ok = ~chain.failed
-    lowest = torch.stack(
-        [
-            lifted(i, s.lowest) if len(s.lowest) else chain.vectors[i, 0] * 0.0
-            for i, s in enumerate(samples)
-        ]
-    )
+    lowest = torch.stack([lifted(i, s.lowest) for i, s in enumerate(samples)])
     lowest = lowest / norm(lowest).clamp_min(0.5)[:, None]
     top, floor, lower = column("top"), column("floor"), column("lower")
-    value = torch.zeros_like(top)
+    slack = floor.sqrt()
+    value = upper = torch.zeros_like(top)
     if factor.rows >= factor.size:
         image, broken = forward(factor, lowest, ok)
         ok = ok & ~broken
         value = norm(image.to(torch.float64)).square()
-    slack = floor.sqrt()
-    exact_zero = factor.rows < factor.size
-    upper = value if exact_zero else (value.sqrt() + slack).square()
+        upper = (value.sqrt() + slack).square()
     lower = torch.where(lower > 0, (lower.sqrt() - slack).clamp_min(0).square(), 0.0)
     lost = torch.where(ok, 0.0, math.nan)
     return Ends(
@@ -282,9 +277,7 @@ def _close(
         sharp=(column("sharp") > 0) & ok,
         matvecs=chain.steps,
         leading=tuple(
-            (s.lead[0].to(device), lifted(i, s.lead[1]))
-            if len(s.lead[0])
-            else (top[:0], chain.vectors[i, :0].mT)
+            (s.leading.to(device), lifted(i, s.coordinates))
             for i, s in enumerate(samples)
         ),
     )

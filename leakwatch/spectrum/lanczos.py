@@ -97,9 +97,8 @@ def lanczos(
     limit = _check(operator, k, which, tol, max_matvecs)
     basis = _Basis(operator, own_generator(generator))
     k = min(k, operator.size)
-    samples = [
-        _Sample(basis, i, k, which == "both", tol) for i in range(operator.batch_size)
-    ]
+    both = which == "both"
+    samples = [_RitzValues(basis, i, k, both, tol) for i in range(operator.batch_size)]
     active = torch.ones_like(basis.failed)
     lane = torch.zeros_like(basis.matvecs)
     look = 1
@@ -119,7 +118,7 @@ def lanczos(
                 lane[i] = samples[i].next_lane()
         if not bool(active.any()):
             break
-    return _close(basis, samples, k, which == "both", eigenvectors)
+    return _close(basis, samples, k, both, eigenvectors)
 
 
 def _check(
@@ -244,8 +243,8 @@ class _Basis:
 
 
 @final
-class _Sample:
-    """What is known of the eigenvalues of one sample so far.
+class _RitzValues:
+    """The eigenvalues of one sample as far as its products went.
 
     One chain holds one copy of each eigenvalue. A chain that starts at random,
     orthogonal to everything before, finds the largest of what is missing first; its
@@ -350,7 +349,7 @@ class _Sample:
 
 
 def _close(
-    basis: _Basis, samples: list[_Sample], k: int, both: bool, eigenvectors: bool
+    basis: _Basis, samples: list[_RitzValues], k: int, both: bool, eigenvectors: bool
 ) -> Spectrum:
     """The result; a sample with a failed product has NaN only."""
     device, failed = basis.vectors.device, basis.failed

@@ -12,7 +12,7 @@ ASYMMETRY = 1e3
 """Largest |a_ij − a_ji| that counts as rounding, in units of eps · max|a|."""
 
 
-class Operator(Protocol):
+class BatchOperator(Protocol):
     """A batch of linear maps, one per sample, known by their products."""
 
     @property
@@ -33,7 +33,7 @@ class Operator(Protocol):
 
 
 @runtime_checkable
-class SymmetricOperator(Operator, Protocol):
+class SymmetricOperator(BatchOperator, Protocol):
     """A batch of symmetric n×n operators, one per sample, known by their products.
 
     Positive semi-definite operators are what the solvers are for; indefinite ones work
@@ -57,7 +57,7 @@ class SymmetricOperator(Operator, Protocol):
 
 
 @runtime_checkable
-class FactorOperator(Operator, Protocol):
+class FactorOperator(BatchOperator, Protocol):
     """A batch of rows × size matrices J, one per sample, known by their products.
 
     A solver that sees J instead of H = JᵀJ works with singular values σ = √λ, and can
@@ -255,7 +255,7 @@ def as_factor(a: Tensor | FactorOperator) -> FactorOperator:
     return a
 
 
-def _check_operator(operator: Operator, **sizes: int) -> None:
+def _check_operator(operator: BatchOperator, **sizes: int) -> None:
     if min(sizes.values()) < 1:
         stated = ", ".join(f"{name} {number}" for name, number in sizes.items())
         raise ValueError(

@@ -74,8 +74,9 @@ def quadrature(
     Example:
         >>> import torch
         >>> j = torch.diag(torch.linspace(1, 2, 50, dtype=torch.float64))
-        >>> found = quadrature(j)[0].estimate(lambda lam: 1 / lam)
-        >>> abs(found.value - float((1 / j.diagonal() ** 2).sum())) < 4 * found.error
+        >>> estimate = quadrature(j)[0].estimate(lambda lam: 1 / lam)
+        >>> truth = float((1 / j.diagonal() ** 2).sum())
+        >>> abs(estimate.value - truth) < 4 * estimate.error
         True
     """
     factor = as_factor(a)
@@ -93,7 +94,7 @@ def quadrature(
         none = draws.new_zeros(0)
         known = [(none, none[:, None].expand(0, n).mT)] * batch
     bounds = [0.0] * batch if lower is None else lower.tolist()
-    found: list[list[Probe]] = [[] for _ in range(batch)]
+    starts: list[list[Probe]] = [[] for _ in range(batch)]
     failed = torch.zeros(batch, dtype=torch.bool, device=device)
     products = torch.zeros(batch, dtype=torch.int64, device=device)
     for draw in draws:
@@ -105,12 +106,12 @@ def quadrature(
         products += chain.steps
         for i in (~failed).nonzero().flatten().tolist():
             if int(chain.steps[i]):
-                found[i].append(_probe(chain, i, bounds[i]))
+                starts[i].append(_probe(chain, i, bounds[i]))
     return [
         None
         if bool(failed[i])
         else SpectralMeasure(
-            n, known[i][0].cpu(), tuple(found[i]) or (_EMPTY,) * 2, int(products[i])
+            n, known[i][0].cpu(), tuple(starts[i]) or (_EMPTY,) * 2, int(products[i])
         )
         for i in range(batch)
     ]

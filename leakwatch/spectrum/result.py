@@ -78,13 +78,11 @@ class Spectrum:
         eigenvectors: unit columns, float64, in the order of ``eigenvalues``; None when
             they were not asked for.
         smallest: estimate of the smallest eigenvalue by a solver that doesn't compute
-            all of them; None when not asked for. Read it through ``lambda_min``.
+            all of them; None, like the next two, when not asked for. Read it through
+            ``lambda_min``.
         smallest_residual: its residual, absolute.
         smallest_converged: whether that residual is small *relative to the smallest
             eigenvalue*, or both lie below the floor.
-
-    Raises:
-        ValueError: the shapes of the fields don't fit together.
 
     Example:
         >>> import torch
@@ -108,43 +106,6 @@ class Spectrum:
     smallest_residual: Float[Tensor, " batch"] | None = None
     smallest_converged: Bool[Tensor, " batch"] | None = None
 
-    def __post_init__(self) -> None:
-        shape = self.eigenvalues.shape
-        if len(shape) != 2 or shape[1] < 1:
-            raise ValueError(
-                f"eigenvalues has shape {tuple(shape)}, expected (batch, k) with "
-                "k >= 1; give one row per sample"
-            )
-        for name in ("residuals", "converged"):
-            self._check(name, shape)
-        for name in ("matvecs", "floor"):
-            self._check(name, shape[:1])
-        extra = ("smallest", "smallest_residual", "smallest_converged")
-        given = [name for name in extra if getattr(self, name) is not None]
-        if given and len(given) < len(extra):
-            raise ValueError(
-                f"only {', '.join(given)} given; {', '.join(extra)} go together"
-            )
-        for name in given:
-            self._check(name, shape[:1])
-        if self.eigenvectors is not None and (
-            self.eigenvectors.ndim != 3
-            or self.eigenvectors.shape[0] != shape[0]
-            or self.eigenvectors.shape[2] != shape[1]
-        ):
-            raise ValueError(
-                f"eigenvectors has shape {tuple(self.eigenvectors.shape)}, expected "
-                f"({shape[0]}, n, {shape[1]}): one column per eigenvalue"
-            )
-
-    def _check(self, name: str, expected: tuple[int, ...]) -> None:
-        given = getattr(self, name).shape
-        if given != expected:
-            raise ValueError(
-                f"{name} has shape {tuple(given)}, expected {tuple(expected)} to match "
-                "eigenvalues"
-            )
-
     def __len__(self) -> int:
         """Return the number of samples."""
         return self.eigenvalues.shape[0]
@@ -162,29 +123,24 @@ class Spectrum:
     @property
     def lambda_min(self) -> Float[Tensor, " batch"]:
         """λ_n, the smallest eigenvalue; NaN where it was not computed."""
-        if self.complete:
-            return self.eigenvalues[:, -1]
-        if self.smallest is not None:
-            return self.smallest
-        return torch.full_like(self.floor, math.nan)
+        return self._last(self.eigenvalues, self.smallest)
 
     @property
     def lambda_min_residual(self) -> Float[Tensor, " batch"]:
         """Residual of ``lambda_min``, absolute; NaN where it was not computed."""
-        if self.complete:
-            return self.residuals[:, -1]
-        if self.smallest_residual is not None:
-            return self.smallest_residual
-        return torch.full_like(self.floor, math.nan)
+        return self._last(self.residuals, self.smallest_residual)
 
     @property
     def lambda_min_converged(self) -> Bool[Tensor, " batch"]:
         """Whether ``lambda_min`` is the smallest eigenvalue and not just a bound."""
+        return self._last(self.converged, self.smallest_converged) == 1
+
+    def _last(self, columns: Tensor, estimate: Tensor | None) -> Tensor:
         if self.complete:
-            return self.converged[:, -1]
-        if self.smallest_converged is not None:
-            return self.smallest_converged
-        return torch.zeros_like(self.floor, dtype=torch.bool)
+            return columns[:, -1]
+        if estimate is not None:
+            return estimate
+        return torch.full_like(self.floor, math.nan)
 
     @property
     def lambda_min_resolved(self) -> Bool[Tensor, " batch"]:

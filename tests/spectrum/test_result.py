@@ -104,25 +104,6 @@ def test_sample_out_of_range(i):
         spectrum().status(i)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"eigenvalues": torch.ones(3)}, "eigenvalues has shape"),
-        ({"eigenvalues": torch.ones(3, 0)}, "k >= 1"),
-        ({"residuals": torch.ones(3, 3)}, "residuals has shape"),
-        ({"converged": torch.ones(2, 2)}, "converged has shape"),
-        ({"floor": torch.ones(3, 1)}, "floor has shape"),
-        ({"matvecs": torch.ones(2)}, "matvecs has shape"),
-        ({"smallest": torch.ones(3)}, "go together"),
-        (SMALLEST | {"smallest": torch.ones(2)}, "smallest has shape"),
-        ({"eigenvectors": torch.ones(3, 5, 4)}, "eigenvectors has shape"),
-    ],
-)
-def test_fields_that_do_not_fit_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        spectrum(**changes)
-
-
 def test_floor_adds_its_three_sources():
     scale = torch.tensor([2.0, 0.0], dtype=torch.float64)
     expected = 2.0 * (100 * 2.0**-52 + 10 * 1e-7 + 100 * 1e-10)

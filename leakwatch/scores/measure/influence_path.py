@@ -115,13 +115,12 @@ def _velocity(
     if settings.prior_covariance is None:
         r = settings.prior_std
         towards = ratio / noise * r * pulled - offset / r
-        velocity: Tensor = r * _solve((ratio * r) ** 2 * h, towards, rank)
-        return velocity
+        return r * _solve((ratio * r) ** 2 * h, towards, rank)
     root = settings.prior_root.to(offset.device)
     drawn = torch.linalg.solve_triangular(root, offset[:, None], upper=False)[:, 0]
     towards = ratio / noise * (root.T @ pulled) - drawn
-    found: Tensor = root @ _solve(ratio**2 * (root.T @ h @ root), towards, rank)
-    return found
+    velocity = root @ _solve(ratio**2 * (root.T @ h @ root), towards, rank)
+    return velocity
 
 
 def _solve(part: Tensor, right: Tensor, rank: int) -> Tensor:

@@ -62,21 +62,21 @@ def from_products(
     sampled = plan.spectrum and settings.prior_covariance is None
     leading = None
     if plan.largest or plan.spectrum:
-        found = _ends(inputs, plan, settings)
-        leading = [_usable(pair) for pair in found.leading]
+        extremes = _ends(inputs, plan, settings)
+        leading = [_usable(pair) for pair in extremes.leading]
         eps = torch.finfo(jacobian.dtype).eps
         precision = [
             Precision.of_products(top, d_x, eps, inputs.rounding(i))
             if math.isfinite(top)
             else Precision()
-            for i, top in enumerate(found.lambda_max.tolist())
+            for i, top in enumerate(extremes.lambda_max.tolist())
         ]
-        plain = end_values(found, precision, zero=d_theta < d_x)
-        lower = _lower_bounds(found, precision)
+        plain = end_values(extremes, precision, zero=d_theta < d_x)
+        lower = _lower_bounds(extremes, precision)
         if plan.cosine:
             cosine = _cosine_ends(inputs, plan, precision, plain)
         if sampled:
-            sums = sampled_spectra(jacobian, plan, settings, found, leading)
+            sums = sampled_spectra(jacobian, plan, settings, extremes, leading)
             traces = [trace_of(measure) for measure in sums]
     if plan.trace and not sampled:
         traces = estimated_traces(jacobian.normal(), leading)
@@ -134,14 +134,16 @@ def _cosine_ends(
     _, d_theta, d_x = jacobian.shape
     # The cosine Hessian lies below H, so where λ_min of H is out of reach, its own is.
     worth = [plan.smallest and low.status.usable for _, low in plain]
-    found = ends(
+    extremes = ends(
         jacobian.normal(cosine=True),
         smallest=torch.tensor(worth, device=jacobian.device),
         tol=_TOL[jacobian.dtype],
         max_matvecs=plan.products,
     )
     values = []
-    for i, (top, low) in enumerate(end_values(found, precision, zero=d_theta <= d_x)):
+    for i, (top, low) in enumerate(
+        end_values(extremes, precision, zero=d_theta <= d_x)
+    ):
         norm = float(jacobian.norm[i])
         if norm == 0:
             values.append((NO_DIRECTION, NO_DIRECTION))
@@ -168,44 +170,44 @@ def _below(plain: Value, own: Value) -> Value:
 
 
 def end_values(
-    found: Ends, precision: Sequence[Precision], *, zero: bool
+    extremes: Ends, precision: Sequence[Precision], *, zero: bool
 ) -> list[tuple[Value, Value]]:
     """Largest and smallest eigenvalue of each sample, in the units of J̃.
 
     Args:
-        found: what products said.
+        extremes: what products said.
         precision: what rounding does to J̃ of each sample.
         zero: whether the smallest eigenvalue is zero because J̃ has too few rows.
     """
     return [
         (
-            _largest(found, i, precision[i]),
-            Value(0.0) if zero else _smallest(found, i, precision[i]),
+            _largest(extremes, i, precision[i]),
+            Value(0.0) if zero else _smallest(extremes, i, precision[i]),
         )
         for i in range(len(precision))
     ]
 
 
-def _largest(found: Ends, i: int, precision: Precision) -> Value:
-    number, residual = float(found.lambda_max[i]), float(found.residual[i])
+def _largest(extremes: Ends, i: int, precision: Precision) -> Value:
+    number, residual = float(extremes.lambda_max[i]), float(extremes.residual[i])
     if not math.isfinite(number):
         return Value(math.nan, NOT_FINITE)
-    if not bool(found.converged[i]) and residual > _ENOUGH * number:
+    if not bool(extremes.converged[i]) and residual > _ENOUGH * number:
         share = residual / max(number, 1e-300)
         reason = (
             f"residual {residual:.1e} ({share:.0e} of it) after "
-            f"{int(found.matvecs[i])} products; a lower bound; {REMEDY}"
+            f"{int(extremes.matvecs[i])} products; a lower bound; {REMEDY}"
         )
         return Value(number, Status("not converged", reason))
     wide = residual + 2 * precision.factor * math.sqrt(number) + precision.factor**2
     return judged(number, number - wide, number + wide, "this eigenvalue")
 
 
-def _smallest(found: Ends, i: int, precision: Precision) -> Value:
-    number = float(found.smallest[i])
+def _smallest(extremes: Ends, i: int, precision: Precision) -> Value:
+    number = float(extremes.smallest[i])
     if not math.isfinite(number):
         return Value(math.nan, NOT_FINITE)
-    low, high = _rounded(float(found.lower[i]), float(found.upper[i]), precision)
+    low, high = _rounded(float(extremes.lower[i]), float(extremes.upper[i]), precision)
     if max(high - number, number - low) <= ACCURATE * number:
         return Value(number)
     rounded = judged(number, *_rounded(number, number, precision), SMALLEST)
@@ -213,7 +215,7 @@ def _smallest(found: Ends, i: int, precision: Precision) -> Value:
         return rounded
     reason = (
         f"between {low / number:.2g} and {high / number:.3g} times this after "
-        f"{int(found.matvecs[i])} products (Golub–Kahan; the lower end holds with "
+        f"{int(extremes.matvecs[i])} products (Golub–Kahan; the lower end holds with "
         f"99.9 % probability); {REMEDY}"
     )
     # An upper bound is within 100 % of itself whatever the truth is.
@@ -221,11 +223,11 @@ def _smallest(found: Ends, i: int, precision: Precision) -> Value:
     return Value(number, Status(word, reason))
 
 
-def _lower_bounds(found: Ends, precision: Sequence[Precision]) -> list[float]:
+def _lower_bounds(extremes: Ends, precision: Sequence[Precision]) -> list[float]:
     """Lower bounds of λ_min of each sample, in the units of J̃."""
     return [
         _rounded(low, low, one)[0] if math.isfinite(low) else 0.0
-        for low, one in zip(found.lower.tolist(), precision, strict=True)
+        for low, one in zip(extremes.lower.tolist(), precision, strict=True)
     ]
 
 

@@ -99,8 +99,8 @@ def _path(
 
 
 def _full_prior(plan: Plan, settings: Settings) -> str:
-    given = plan.solver == "lanczos" and settings.prior_covariance is not None
-    return " for a full prior covariance" if given else ""
+    correlated = plan.solver == "lanczos" and settings.prior_covariance is not None
+    return " for a full prior covariance" if correlated else ""
 
 
 def _finite(number: float, what: str) -> Value:

@@ -125,8 +125,8 @@ def score_update(
         >>> w = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
         >>> update = WeightUpdate(w, (w + 0.1 * torch.randn(2, 51)), None, (4,), 5)
         >>> x, y = torch.rand(2, 5, 4), torch.randint(0, 3, (2, 5))
-        >>> found = score_update(net, x, y, update)
-        >>> found["i2f_bayes_psnr"].shape, found.alpha.shape
+        >>> result = score_update(net, x, y, update)
+        >>> result["i2f_bayes_psnr"].shape, result.alpha.shape
         (torch.Size([2, 5]), torch.Size([2]))
     """
     if not isinstance(update, WeightUpdate):

@@ -159,11 +159,12 @@ def joint_errors(
     n = len(offset)
     damping = epsilon / scale**2
     centre = offset.double().view(1, -1)
-    known = as_factor(factor)
-    b = delta.double()[None] / scale + known.forward(centre.to(known.dtype)).double()
+    operator = as_factor(factor)
+    moved = operator.forward(centre.to(operator.dtype)).double()
+    b = delta.double()[None] / scale + moved
     least = torch.tensor([lower], dtype=torch.float64)
     solution = damped(
-        known,
+        operator,
         b,
         epsilons=(damping,),
         centre=centre,
@@ -174,15 +175,15 @@ def joint_errors(
     )[0]
     if solution is None:
         return [Value(float("nan"), NOT_FINITE)] * n
-    eps = float(torch.finfo(known.dtype).eps)
+    eps = float(torch.finfo(operator.dtype).eps)
     largest = float(delta.abs().max()) / scale
     places = centre.view(n, -1)
     # σ/(σ² + ε) is at most 1/(2√ε), and errors of δ are random.
     reach = 2 * math.sqrt(epsilon)
-    moved = 0.0
+    arrived = 0.0
     if uncertainty > 0:
-        moved = uncertainty * places.shape[1] ** 0.5 / reach if reach else math.inf
-    return _judged(solution, places, damping, rounding, lower, largest, eps, moved)
+        arrived = uncertainty * places.shape[1] ** 0.5 / reach if reach else math.inf
+    return _judged(solution, places, damping, rounding, lower, largest, eps, arrived)
 
 
 def _judged(
@@ -199,8 +200,8 @@ def _judged(
     top = float(solution.sigma.max()) if solution.products else 0.0
     rounding = max(rounding, eps * offset.numel() ** 0.5 * top)
 
-    def norms(found: DampedSolution, shift: float = 0.0) -> list[float]:
-        error = found.vector(damping, shift=shift).view(n, -1) - offset
+    def norms(solved: DampedSolution, shift: float = 0.0) -> list[float]:
+        error = solved.vector(damping, shift=shift).view(n, -1) - offset
         sizes: list[float] = error.norm(dim=1).tolist()
         return sizes
 
@@ -211,7 +212,7 @@ def _judged(
     bound = solution.at(damping, lower).error
     before = norms(solution.earlier(round(_EARLIER * solution.products)))
     sizes = (norms(solution, shift) for shift in (0.0, -rounding, rounding))
-    found = []
+    values = []
     for number, *moved, earlier in zip(*sizes, before, strict=True):
         rounded = judged(
             number,
@@ -219,8 +220,8 @@ def _judged(
             max(moved) + slack,
             "the directions that the gradient shows least decide, and they",
         )
-        found.append(_stopped(rounded, bound, earlier, solution.products))
-    return found
+        values.append(_stopped(rounded, bound, earlier, solution.products))
+    return values
 
 
 def _stopped(rounded: Value, bound: float, earlier: float, products: int) -> Value:
