@@ -67,7 +67,7 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
     for columns, words, colour in lines:
         if all(column is None for column in columns):
             continue
-        values = [np.empty(0) if c is None else c.known for c in columns]
+        values = [np.empty(0) if c is None else c.usable_values for c in columns]
         finite = [v[np.isfinite(v)] for v in values]
         figure.add_scatter(
             x=places,
@@ -76,8 +76,8 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
             mode="lines+markers",
             line={"color": colour, "dash": "dot" if colour == GREY else "solid"},
             customdata=[
-                f"{known.size} of {every.size} samples"
-                for known, every in zip(finite, values, strict=True)
+                f"{drawn.size} of {every.size} samples"
+                for drawn, every in zip(finite, values, strict=True)
             ],
             hovertemplate="%{y:.1f} dB<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
@@ -114,7 +114,7 @@ def predicted_achieved(
     if name is None:
         return None
     score = ledger.columns[moment, name]
-    predicted = dict(zip(score.samples, score.known.tolist(), strict=True))
+    predicted = dict(zip(score.samples, score.usable_values.tolist(), strict=True))
     drawn: list[tuple[str, str, str, _Points, _Points]] = []
     for kind, words, colour in _ATTACKS:
         column = ledger.columns.get((moment, f"audit/{kind}/psnr"))

@@ -47,16 +47,13 @@ def class_bars(
     layouts: dict[str, dict[str, Any]] = {}
     most = 0
     for name in ordered(table.quantities):
-        found = table.last(name)
-        if found is None:
-            continue
-        moment, column = found
-        classes = summarize_classes(column)
-        if not classes:
+        last = table.last(name)
+        classes = summarize_classes(last[1]) if last else []
+        if last is None or not classes:
             continue
         most = max(most, len(classes))
         groups[name], layouts[name] = _class_traces(
-            moment, column, classes, describe(name, quantities), class_names
+            *last, classes, describe(name, quantities), class_names
         )
     if not groups:
         return None
@@ -90,7 +87,7 @@ def _class_traces(
     points = [
         (value, place[label], sample, label)
         for value, label, sample in zip(
-            column.known.tolist(), column.labels, column.samples, strict=True
+            column.usable_values.tolist(), column.labels, column.samples, strict=True
         )
         if label is not None and not math.isnan(value)
     ]
@@ -128,7 +125,7 @@ def _class_traces(
         },
     ]
     title = style.axis_title(quantity)
-    known = [row for row in classes if row.used]
+    any_usable = any(row.used for row in classes)
     layout = {
         "xaxis.side": "top" if len(ranked) > _MANY_CLASSES else "bottom",
         "xaxis.title.text": f"{title}<br>{moment_words(moment)}",
@@ -137,12 +134,12 @@ def _class_traces(
         "yaxis.tickvals": list(range(len(ranked))),
         "yaxis.ticktext": [
             style.short(names[row.label])
-            + (": not known" if known and not row.used else "")
+            + (": not known" if any_usable and not row.used else "")
             for row in ranked
         ],
         "yaxis.range": [-0.7, len(ranked) - 0.3],
         "annotations": []
-        if known
+        if any_usable
         else [
             style.note(
                 "<b>Not known</b>, which is not safe:<br>"

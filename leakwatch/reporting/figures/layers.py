@@ -62,6 +62,6 @@ def layers_over_epochs(rows: Iterable[Row] | LedgerTable) -> Any | None:
 
 
 def _median(column: Column | None) -> float | None:
-    if column is None or np.isnan(column.known).all():
+    if column is None or np.isnan(column.usable_values).all():
         return None
-    return float(np.nanmedian(column.known))
+    return float(np.nanmedian(column.usable_values))

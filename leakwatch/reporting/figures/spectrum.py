@@ -125,7 +125,7 @@ Kept = tuple[Moment, npt.NDArray[np.float64]]
 
 def _first_middle_last(spectra: Spectra) -> list[Kept]:
     """Return up to three (moment, eigenvalues) with NaN where nothing is resolved."""
-    found: list[Kept] = []
+    kept: list[Kept] = []
     for arrays in spectra:
         values = np.array(arrays.get("eigenvalues", np.empty(0)), np.float64)
         if values.ndim != 2 or "epoch" not in arrays:
@@ -138,10 +138,10 @@ def _first_middle_last(spectra: Spectra) -> list[Kept]:
             values[~(values > limit) | np.isinf(values)] = np.nan
         if np.isfinite(values).any():
             moment = Moment(_scalar(arrays["epoch"]), _scalar(arrays.get("step", 0)))
-            found.append((moment, values))
-    found.sort(key=lambda pair: pair[0])
-    places = sorted({0, len(found) // 2, len(found) - 1}) if found else []
-    return [found[place] for place in places]
+            kept.append((moment, values))
+    kept.sort(key=lambda pair: pair[0])
+    places = sorted({0, len(kept) // 2, len(kept) - 1}) if kept else []
+    return [kept[place] for place in places]
 
 
 def _scalar(array: Any) -> int:

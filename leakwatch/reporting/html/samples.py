@@ -130,10 +130,10 @@ def _head(quantity: Quantity, descending: bool) -> ScoreHead:
     return ScoreHead(quantity.name, note, quantity.meaning, descending)
 
 
-def _cell(quantity: str, known: Value) -> Cell:
-    value, status = known
-    if not known.usable:
-        return Cell(badge=_badge(known.trouble, status), sort="")
+def _cell(quantity: str, recorded: Value) -> Cell:
+    value, status = recorded
+    if not recorded.usable:
+        return Cell(badge=_badge(recorded.trouble, status), sort="")
     headline = quantity in HEADLINES
     text = number(value)
     if headline and math.isfinite(value):
@@ -157,10 +157,10 @@ def _trouble(values: Sequence[Value]) -> Badge | None:
 
 def _reasons(names: Sequence[str], values: Sequence[Value]) -> tuple[Reason, ...]:
     groups: dict[str, list[str]] = {}
-    for name, known in zip(names, values, strict=True):
-        if not known.usable or status_word(known.status) == "estimated":
-            status = known.status
-            if status_word(status) == "ok":
+    for name, value in zip(names, values, strict=True):
+        word, status = status_word(value.status), value.status
+        if not value.usable or word == "estimated":
+            if word == "ok":
                 status = "not a number: recorded as NaN with status ok"
             groups.setdefault(status, []).append(name)
     return tuple(

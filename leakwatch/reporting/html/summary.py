@@ -214,8 +214,8 @@ def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
     """
     if headline is None or not headline.summary.used:
         return None
-    column = headline.column
-    finite = column.known[np.isfinite(column.known)]
+    column, values = headline.column, headline.column.usable_values
+    finite = values[np.isfinite(values)]
     low, high = 5.0, 35.0
     if finite.size:
         low = max(min(low, math.floor(float(finite.min()) / 5) * 5), -10.0)
@@ -246,7 +246,7 @@ def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
                 f"#{sample}, {facts.class_label(label)}: {decibels(value)}",
             )
             for turn, (value, sample, label) in enumerate(
-                zip(column.known.tolist(), column.samples, column.labels, strict=True)
+                zip(values.tolist(), column.samples, column.labels, strict=True)
             )
             if not math.isnan(value)
         ),

@@ -199,17 +199,18 @@ def make_layers(ledger: LedgerTable) -> LayerSection | None:
 
 
 def _median_share(column: Column | None) -> str:
-    if column is None or np.isnan(column.known).all():
+    if column is None or np.isnan(column.usable_values).all():
         return "–"
-    return f"{np.nanmedian(column.known):.1%}"
+    return f"{np.nanmedian(column.usable_values):.1%}"
 
 
 def _range_of_shares(column: Column | None) -> str:
     if column is None:
         return "not measured"
-    if np.isnan(column.known).all():
+    shares = column.usable_values
+    if np.isnan(shares).all():
         return "; ".join(sorted(set(column.statuses)))
-    return f"{np.nanmin(column.known):.1%} to {np.nanmax(column.known):.1%}"
+    return f"{np.nanmin(shares):.1%} to {np.nanmax(shares):.1%}"
 
 
 # Names that share a meaning, as a pattern and as one entry stands for all of them.

@@ -66,7 +66,7 @@ class Column:
         return np.array([value.usable for value in self], bool)
 
     @property
-    def known(self) -> npt.NDArray[np.float64]:
+    def usable_values(self) -> npt.NDArray[np.float64]:
         """The values, NaN where they may not be read as numbers, shape (n,)."""
         return np.where(self.usable, self.values, np.nan)
 
@@ -124,12 +124,12 @@ class LedgerTable:
                 cells.setdefault(key, {})[row.sample] = row
         columns = {
             key: Column(
-                samples=tuple(found),
-                labels=tuple(row.label for row in found.values()),
-                values=np.array([row.value for row in found.values()], np.float64),
-                statuses=tuple(row.status for row in found.values()),
+                samples=tuple(by_sample),
+                labels=tuple(row.label for row in by_sample.values()),
+                values=np.array([row.value for row in by_sample.values()], np.float64),
+                statuses=tuple(row.status for row in by_sample.values()),
             )
-            for key, found in cells.items()
+            for key, by_sample in cells.items()
         }
         return cls(
             moments=tuple(sorted({moment for moment, _ in (*cells, *run_level)})),

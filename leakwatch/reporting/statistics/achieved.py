@@ -118,9 +118,9 @@ def achieved(ledger: LedgerTable, moment: Moment, kind: str) -> Achieved | None:
     verdict = ledger.columns.get((moment, f"audit/{kind}/verdict"))
     if verdict is None:
         return None
-    verdicts = verdict.known
+    verdicts = verdict.usable_values
     psnr = conclusive_values(ledger, moment, kind, "psnr")
-    reached = np.empty(0) if psnr is None else psnr.known
+    reached = np.empty(0) if psnr is None else psnr.usable_values
     reached = reached[~np.isnan(reached)]
     return Achieved(
         attacked=len(verdicts),
@@ -155,4 +155,4 @@ def conclusive_values(
         if value.usable
     }
     clear = np.array([sample in conclusive for sample in quality.samples], bool)
-    return replace(quality, values=np.where(clear, quality.known, math.nan))
+    return replace(quality, values=np.where(clear, quality.usable_values, math.nan))

@@ -199,27 +199,26 @@ def summarize_classes(column: Column) -> list[ClassSummary]:
 
     A mean over infinities of both signs is NaN.
     """
-    usable = column.usable
-    found: list[ClassSummary] = []
+    summaries: list[ClassSummary] = []
     for label in sorted({label for label in column.labels if label is not None}):
-        member = np.array([other == label for other in column.labels], bool)
-        values = column.values[member & usable]
+        members = column.where(np.array([y == label for y in column.labels], bool))
+        values = members.values[members.usable]
+        mean, median, reason = math.nan, math.nan, ""
         if values.size:
-            mean, median, reason = _mean(values), quantile(values, 0.5), ""
+            mean, median = _mean(values), quantile(values, 0.5)
         else:
-            mean = median = math.nan
-            reason = f"no usable value among {int(member.sum())} samples"
-        found.append(
+            reason = f"no usable value among {len(members.samples)} samples"
+        summaries.append(
             ClassSummary(
                 label=label,
-                count=int(member.sum()),
+                count=len(members.samples),
                 used=int(values.size),
                 mean=mean,
                 median=median,
                 reason=reason,
             )
         )
-    return found
+    return summaries
 
 
 def spread_of_classes(
@@ -239,13 +238,13 @@ def spread_of_classes(
         (3.0, 0.25)
     """
     nan = math.nan
-    known = [row for row in classes if not math.isnan(row.mean)]
-    if len(known) < 2:
-        reason = f"undefined: {len(known)} classes have a usable value, 2 are needed"
+    usable = [row for row in classes if not math.isnan(row.mean)]
+    if len(usable) < 2:
+        reason = f"undefined: {len(usable)} classes have a usable value, 2 are needed"
         return Spread(None, None, nan, nan, nan, reason)
-    high = max(known, key=lambda row: row.mean)
-    low = min(known, key=lambda row: row.mean)
-    means = np.array([row.mean for row in known])
+    high = max(usable, key=lambda row: row.mean)
+    low = min(usable, key=lambda row: row.mean)
+    means = np.array([row.mean for row in usable])
     difference = high.mean - low.mean if np.isfinite(means).all() else nan
     ratio = gini = nan
     if not np.isfinite(means).all():

@@ -168,14 +168,14 @@ def resampled_spearman(
 
 
 def _correlate(
-    given: list[npt.ArrayLike], bootstrap: int, level: float, seed: int
+    raw: list[npt.ArrayLike], bootstrap: int, level: float, seed: int
 ) -> Correlation:
     if bootstrap < 0 or not 0 < level < 1:
         raise ValueError(
             f"bootstrap must be at least 0 and level inside (0, 1), got {bootstrap} "
             f"and {level}."
         )
-    columns = _columns(given)
+    columns = _columns(raw)
     kept = columns[:, ~np.isnan(columns).any(0)]
     n, controls = kept.shape[1], len(kept) - 2
     dropped = columns.shape[1] - n
@@ -211,8 +211,8 @@ def _names(controls: int) -> list[str]:
     return ["first", "second", *(f"control {i + 1}" for i in range(controls))]
 
 
-def _columns(given: list[npt.ArrayLike]) -> _Array:
-    columns = [np.asarray(c, dtype=np.float64) for c in given]
+def _columns(raw: list[npt.ArrayLike]) -> _Array:
+    columns = [np.asarray(c, dtype=np.float64) for c in raw]
     shapes = [c.shape for c in columns]
     if any(c.ndim != 1 for c in columns) or len(set(shapes)) != 1:
         raise ValueError(
@@ -240,8 +240,8 @@ def _partial(columns: _Array) -> _Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         rho = np.clip((a * b).sum(-1) / np.sqrt(squares[0] * squares[1]), -1.0, 1.0)
         left = np.minimum(squares[0] / variance[0], squares[1] / variance[1])
-    found: _Array = np.where(left > _EXPLAINED, rho, math.nan)
-    return found
+    defined: _Array = np.where(left > _EXPLAINED, rho, math.nan)
+    return defined
 
 
 def _bootstrap(kept: _Array, resamples: int, seed: int) -> _Array:

@@ -116,19 +116,19 @@ class CorrelationTable:
     def rows(self) -> list[dict[str, str | int | float]]:
         """One row for each architecture's cell and each average, for a CSV file."""
         keys = ("setting", "architecture", "score", "metric")
-        found: list[dict[str, str | int | float]] = []
-        entries: list[
-            tuple[tuple[str, str, str, str], Correlation | AverageCorrelation]
-        ] = [*self.cells.items()]
-        for (setting, score, metric), average in self.averages.items():
-            entries.append(((setting, "average", score, metric), average))
-        for place, value in entries:
-            row: dict[str, str | int | float] = dict(zip(keys, place, strict=True))
-            for name in ("rho", "n", "p_value", "low", "high"):
-                row[name] = getattr(value, name)
-            row["status"] = str(value.status)
-            found.append(row)
-        return found
+        numbers = ("rho", "n", "p_value", "low", "high")
+        entries: list[tuple[tuple[str, ...], Correlation | AverageCorrelation]] = [
+            *self.cells.items(),
+            *(((key[0], "average", *key[1:]), v) for key, v in self.averages.items()),
+        ]
+        return [
+            {
+                **dict(zip(keys, place, strict=True)),
+                **{name: getattr(value, name) for name in numbers},
+                "status": str(value.status),
+            }
+            for place, value in entries
+        ]
 
     def to_markdown(self, architecture: str | None = None) -> str:
         """A table with one row per setting and one column per score.
@@ -142,11 +142,11 @@ class CorrelationTable:
         Raises:
             ValueError: for an architecture that was not measured.
         """
-        known = tuple(dict.fromkeys(key[1] for key in self.cells))
-        if architecture is not None and architecture not in known:
+        measured = dict.fromkeys(key[1] for key in self.cells)
+        if architecture is not None and architecture not in measured:
             raise ValueError(
                 f"no architecture {architecture!r} in this table; it holds "
-                f"{', '.join(known)}."
+                f"{', '.join(measured)}."
             )
         lines = [
             f"| ρ ({' / '.join(self.metrics)}) | {' | '.join(self.scores)} |",
@@ -213,10 +213,10 @@ def correlation_table(
         seen.add((m.setting, m.architecture))
         for score, a in m.scores.items():
             for metric, b in m.metrics.items():
-                found = spearman(a, b, bootstrap=bootstrap, seed=seed)
-                cells[m.setting, m.architecture, score, metric] = found
+                correlation = spearman(a, b, bootstrap=bootstrap, seed=seed)
+                cells[m.setting, m.architecture, score, metric] = correlation
                 into = draws.setdefault((m.setting, score, metric), [])
-                if found.status.usable and bootstrap:
+                if correlation.status.usable and bootstrap:
                     into.append(
                         resampled_spearman(a, b, resamples=bootstrap, seed=seed)
                     )

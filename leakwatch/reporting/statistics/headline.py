@@ -47,15 +47,9 @@ def find_headline(table: LedgerTable) -> Headline | None:
     The Bayesian prediction goes first; where it has no usable value at its last
     probe and the plain one has, the plain one stands in.
     """
-    found = [
-        headline
-        for name in HEADLINES
-        if (headline := _headline(table, name)) is not None
-    ]
-    usable = [headline for headline in found if headline.summary.used]
-    if not usable:
-        return found[0] if found else None
-    return usable[0]
+    headlines = [h for name in HEADLINES if (h := _headline(table, name)) is not None]
+    usable = [headline for headline in headlines if headline.summary.used]
+    return next(iter([*usable, *headlines]), None)
 
 
 def _headline(table: LedgerTable, name: str) -> Headline | None:
@@ -65,12 +59,12 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
     moment, column = last
     moments = table.moments_of(name)
     summaries = [summarize(table.columns[when, name], sign=1) for when in moments]
-    known = [
+    peaks = [
         (summary.worst, when)
         for summary, when in zip(summaries, moments, strict=True)
         if summary.used
     ]
-    peak, peak_moment = max(known, key=lambda pair: pair[0], default=(math.nan, None))
+    peak, peak_moment = max(peaks, key=lambda pair: pair[0], default=(math.nan, None))
     change = (
         summaries[-1].median - summaries[0].median if len(summaries) > 1 else math.nan
     )

@@ -91,10 +91,10 @@ def class_tags(labels: Iterable[int], names: Sequence[str] | None) -> dict[int, 
         {0: 'cat-0', 1: 'cat-1', 2: 'truck_van'}
     """
     ordered = sorted(set(labels))
-    known = {*ordered, *range(len(names or ()))}
+    all_labels = {*ordered, *range(len(names or ()))}
     plain = {
         label: class_name(label, names).replace("/", "_").strip() or str(label)
-        for label in known
+        for label in all_labels
     }
     taken = list(plain.values())
     return {
