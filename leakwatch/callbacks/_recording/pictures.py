@@ -68,9 +68,10 @@ def attack_panels(
     for kind in ("near", "random"):
         if original is None or kind not in attacks:
             continue
-        found = attacks[kind]
-        apart = np.abs(found.astype(np.int16) - original.astype(np.int16))
-        panels.append(np.concatenate([original, found, apart.astype(np.uint8)], axis=2))
+        rebuilt = attacks[kind]
+        apart = np.abs(rebuilt.astype(np.int16) - original.astype(np.int16))
+        panel = [original, rebuilt, apart.astype(np.uint8)]
+        panels.append(np.concatenate(panel, axis=2))
         for sample in attacks["sample"]:
             name = probes.class_of(place[int(sample)])
             words.append(f"sample {sample}, class {name}, {kind} start")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
 from leakwatch.reporting.html.markup import Panel, make_panel
 from leakwatch.reporting.html.page import render_page
@@ -76,15 +75,14 @@ def comparison_figure(ranking: Ranking) -> Any:
     Raises:
         ModuleNotFoundError: plotly is not installed.
     """
-    graph = require("plotly.graph_objects", "The figure of a comparison")
     place = {scheme: i for i, scheme in enumerate(ranking.schemes)}
     groups, layouts = {}, {}
     for quantity in ranking.quantities:
         about, verdict = quantity.about, quantity.verdict
         unknown = {u.scheme for u in verdict.unknown}
         groups[about.name] = [
-            _dots(graph, ranking, [p for p in quantity.points if p.usable], place),
-            _means(graph, verdict.ranked, place),
+            _dots(ranking, [p for p in quantity.points if p.usable], place),
+            _means(verdict.ranked, place),
         ]
         layouts[about.name] = {
             "yaxis.title.text": style.axis_title(about),
@@ -114,18 +112,19 @@ def comparison_figure(ranking: Ranking) -> Any:
 
 
 def _dots(
-    graph: Any, ranking: Ranking, points: list[Point], place: Mapping[str, int]
-) -> Any:
+    ranking: Ranking, points: list[Point], place: Mapping[str, int]
+) -> dict[str, Any]:
     """All values; each sample keeps its place within a column, so lines can be seen."""
     total = max(len(ranking.samples) - 1, 1)
     shift = {s: _SPREAD * (2 * i / total - 1) for i, s in enumerate(ranking.samples)}
     colours = [style.BLUE, *style.LINES]
     colour = {s: colours[i % len(colours)] for i, s in enumerate(ranking.seeds)}
-    return graph.Scatter(
-        x=[place[p.scheme] + shift[p.sample] for p in points],
-        y=style.drawable([p.value for p in points]),
-        mode="markers",
-        marker={
+    return {
+        "type": "scatter",
+        "x": [place[p.scheme] + shift[p.sample] for p in points],
+        "y": style.drawable([p.value for p in points]),
+        "mode": "markers",
+        "marker": {
             "size": 7,
             "opacity": 0.75,
             "color": [colour[p.seed] for p in points],
@@ -133,22 +132,23 @@ def _dots(
                 "circle-open" if p.matched is False else "circle" for p in points
             ],
         },
-        customdata=[
+        "customdata": [
             f"{style.text(p.scheme)}, seed {p.seed}<br>"
             f"{style.sample_name(p.sample, p.label, ranking.class_names)}"
             + ("" if p.repeat is None else f"<br>run {p.repeat}")
             + ("<br>gradient not matched" if p.matched is False else "")
             for p in points
         ],
-        hovertemplate="%{customdata}<br>%{y:.4g}<extra></extra>",
-    )
+        "hovertemplate": "%{customdata}<br>%{y:.4g}<extra></extra>",
+    }
 
 
-def _means(graph: Any, ranked: Sequence[Ranked], place: Mapping[str, int]) -> Any:
-    return graph.Scatter(
-        x=[place[r.scheme] for r in ranked],
-        y=[r.mean for r in ranked],
-        error_y={
+def _means(ranked: Sequence[Ranked], place: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": [place[r.scheme] for r in ranked],
+        "y": [r.mean for r in ranked],
+        "error_y": {
             "type": "data",
             "symmetric": False,
             "array": style.drawable([r.high - r.mean for r in ranked]),
@@ -157,11 +157,11 @@ def _means(graph: Any, ranked: Sequence[Ranked], place: Mapping[str, int]) -> An
             "width": 9,
             "color": "#222222",
         },
-        mode="markers",
-        marker={"symbol": "line-ew-open", "size": 22, "color": "#222222"},
-        customdata=[style.text(r.scheme) for r in ranked],
-        hovertemplate="%{customdata}<br>mean %{y:.4g}<extra></extra>",
-    )
+        "mode": "markers",
+        "marker": {"symbol": "line-ew-open", "size": 22, "color": "#222222"},
+        "customdata": [style.text(r.scheme) for r in ranked],
+        "hovertemplate": "%{customdata}<br>mean %{y:.4g}<extra></extra>",
+    }
 
 
 class _Verdict(NamedTuple):
@@ -262,6 +262,6 @@ def _row(quantity: RankedQuantity, schemes: Sequence[str]) -> _Row:
 
 
 def _mean(ranked: Ranked) -> _Mean:
-    known = not math.isnan(ranked.low)
-    ends = f"{number(ranked.low)} – {number(ranked.high)}" if known else ""
+    has_ends = not math.isnan(ranked.low)
+    ends = f"{number(ranked.low)} – {number(ranked.high)}" if has_ends else ""
     return _Mean(number(ranked.mean), ends)

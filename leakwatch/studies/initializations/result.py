@@ -112,13 +112,13 @@ class InitializationComparison:
         """
         name = self._lead if quantity is None else quantity
         points = self.of(name, moment)
-        known = self.quantities[name]
-        log = logarithmic(known)
+        about = self.quantities[name]
+        log = logarithmic(about)
         values = cells(points, self.schemes, self.seeds, self.samples, log=log)
         return rank(
             values,
             self.schemes,
-            known,
+            about,
             log=log,
             level=level,
             resamples=resamples,
@@ -135,7 +135,7 @@ class InitializationComparison:
         ``known`` is false, and the mean not to be read, where more than half of the
         values are missing.
         """
-        found: list[dict[str, object]] = []
+        lines: list[dict[str, object]] = []
         for moment in self.moments:
             for quantity, about in self.quantities.items():
                 if about.sign == 0:
@@ -143,7 +143,7 @@ class InitializationComparison:
                 verdict = self.verdict(quantity, moment)
                 ranked: list[tuple[Ranked, bool]] = [(r, True) for r in verdict.ranked]
                 ranked += [(r, False) for r in verdict.unknown]
-                found += [
+                lines += [
                     {
                         "moment": moment,
                         "quantity": quantity,
@@ -159,7 +159,7 @@ class InitializationComparison:
                     }
                     for r, known in ranked
                 ]
-        return found
+        return lines
 
     def table(self, moment: Moment = "initial") -> str:
         """A few lines of text: one for each initialisation, most exposed first."""
@@ -167,13 +167,13 @@ class InitializationComparison:
         verdicts = {name: self.verdict(name, moment) for name in names}
         lead = verdicts.get(self._lead, verdicts[names[0]])
         order = [r.scheme for r in (*lead.ranked, *lead.unknown)]
-        found = {
+        means = {
             (name, r.scheme): number(r.mean)
             for name, verdict in verdicts.items()
             for r in verdict.ranked
         }
         grid = [["scheme", *names]]
-        grid += [[s, *(found.get((n, s), "not known") for n in names)] for s in order]
+        grid += [[s, *(means.get((n, s), "not known") for n in names)] for s in order]
         return aligned(grid)
 
     def figure(self, moment: Moment = "initial") -> Any:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from leakwatch.reporting.extras import require
 from leakwatch.reporting.figures import style
 from leakwatch.reporting.html.markup import make_panel
 from leakwatch.reporting.html.page import render_page
@@ -37,19 +36,20 @@ def trade_off_figure(overview: Overview) -> Any:
     Raises:
         ModuleNotFoundError: plotly is not installed.
     """
-    graph = require("plotly.graph_objects", "The figure of a trade-off")
-    rows = overview.rows
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     layouts: dict[str, dict[str, Any]] = {}
-    about: dict[str, Quantity] = {}
-    for quantity, values, partial in _quantities(overview):
-        if all(math.isnan(value) for value in values):
+    quantities: dict[str, Quantity] = {}
+    for exposure in _exposures(overview):
+        if all(map(math.isnan, exposure.values)):
             continue
-        about[quantity.name] = quantity
-        groups[quantity.name] = _lines(graph, overview, rows, values, partial)
-        layouts[quantity.name] = {"yaxis.title.text": style.axis_title(quantity)}
+        name = exposure.about.name
+        quantities[name] = exposure.about
+        groups[name] = _lines(overview, exposure)
+        layouts[name] = {"yaxis.title.text": style.axis_title(exposure.about)}
     mixing = ", of mixtures one coefficient" if overview.mixes else ""
-    hollow = any(missing for row in rows for missing in row.inconclusive.values())
+    hollow = any(
+        missing for row in overview.rows for missing in row.inconclusive.values()
+    )
     figure = style.new_figure(
         "Privacy against utility",
         f"a point is one budget ({overview.unit}){mixing}; star: no defense; "
@@ -59,7 +59,7 @@ def trade_off_figure(overview: Overview) -> Any:
     )
     figure.update_xaxes(title_text="accuracy", tickformat=".1%")
     if groups:
-        style.add_menu(figure, groups, layouts, about)
+        style.add_menu(figure, groups, layouts, quantities)
     else:
         figure.add_annotation(**style.note("No cell of the grid could be measured."))
     return figure
@@ -99,77 +99,60 @@ def trade_off_page(overview: Overview) -> str:
     )
 
 
-def _quantities(
-    overview: Overview,
-) -> list[tuple[Quantity, list[float], list[bool]]]:
-    """What the menu offers: values of all rows, and which leave some attacks out."""
+class _Exposure(NamedTuple):
+    """An entry of the menu: its value in each row, and which leave attacks out."""
+
+    about: Quantity
+    values: list[float]
+    partial: list[bool]
+
+
+def _exposures(overview: Overview) -> Iterator[_Exposure]:
     rows = overview.rows
-    out: list[tuple[Quantity, list[float], list[bool]]] = []
     for who in reversed(overview.attackers):
-        some = [row.inconclusive[who] > 0 for row in rows]
-        exact = f"dB, drawn up to {EXACT:g}"
-        out += [
-            (
-                Quantity(f"{who}_psnr", "dB", HIGHER_MORE, "Median PSNR of attacks."),
-                [row.psnr[who] for row in rows],
-                some,
-            ),
-            (
-                Quantity(f"{who}_worst_psnr", "dB", HIGHER_MORE, "The largest PSNR."),
-                [row.worst[who] for row in rows],
-                some,
-            ),
-            (
-                Quantity(
-                    f"{who}_predicted_psnr", exact, HIGHER_MORE, "Predicted PSNR."
-                ),
-                # min() would take NaN for the smaller one or not, by the order.
-                [
-                    EXACT if row.predicted[who] > EXACT else row.predicted[who]
-                    for row in rows
-                ],
-                [False] * len(rows),
-            ),
-            (
-                Quantity(f"{who}_lpips", "", HIGHER_LESS, "Median LPIPS."),
-                [row.lpips[who] for row in rows],
-                some,
-            ),
-        ]
-    return out
+        partial = [row.inconclusive[who] > 0 for row in rows]
+        about = Quantity(f"{who}_psnr", "dB", HIGHER_MORE, "Median PSNR of attacks.")
+        yield _Exposure(about, [row.psnr[who] for row in rows], partial)
+        about = Quantity(f"{who}_worst_psnr", "dB", HIGHER_MORE, "The largest PSNR.")
+        yield _Exposure(about, [row.worst[who] for row in rows], partial)
+        unit = f"dB, drawn up to {EXACT:g}"
+        about = Quantity(f"{who}_predicted_psnr", unit, HIGHER_MORE, "Predicted PSNR.")
+        predicted = [row.predicted[who] for row in rows]
+        # min() would take NaN for the smaller one or not, by the order.
+        capped = [EXACT if value > EXACT else value for value in predicted]
+        yield _Exposure(about, capped, [False] * len(rows))
+        about = Quantity(f"{who}_lpips", "", HIGHER_LESS, "Median LPIPS.")
+        yield _Exposure(about, [row.lpips[who] for row in rows], partial)
 
 
-def _lines(
-    graph: Any,
-    overview: Overview,
-    rows: Sequence[TradeOffRow],
-    values: Sequence[float],
-    partial: Sequence[bool],
-) -> list[Any]:
+def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
     colours = [style.BLUE, *style.LINES, style.GREY]
     traces = []
     for i, name in enumerate(overview.defenses):
-        mine = [
-            (r, v, p)
-            for r, v, p in zip(rows, values, partial, strict=True)
-            if r.defense == name
+        points = [
+            (row, value, partial)
+            for row, value, partial in zip(
+                overview.rows, exposure.values, exposure.partial, strict=True
+            )
+            if row.defense == name
         ]
         star = name == NONE
         shape = "star" if star else "circle"
         traces.append(
-            graph.Scatter(
-                x=style.drawable([r.accuracy for r, *_ in mine]),
-                y=style.drawable([v for _, v, _ in mine]),
-                mode="markers" if star else "lines+markers",
-                name=style.short(name),
-                marker={
+            {
+                "type": "scatter",
+                "x": style.drawable([row.accuracy for row, *_ in points]),
+                "y": style.drawable([value for _, value, _ in points]),
+                "mode": "markers" if star else "lines+markers",
+                "name": style.short(name),
+                "marker": {
                     "size": 15 if star else 9,
-                    "symbol": [shape + ("-open" if p else "") for *_, p in mine],
+                    "symbol": [shape + ("-open" if p else "") for *_, p in points],
                     "color": "#222222" if star else colours[(i - 1) % len(colours)],
                 },
-                customdata=[_hover(r, overview.unit) for r, *_ in mine],
-                hovertemplate="%{customdata}<br>%{y:.4g}<extra></extra>",
-            )
+                "customdata": [_hover(row, overview.unit) for row, *_ in points],
+                "hovertemplate": "%{customdata}<br>%{y:.4g}<extra></extra>",
+            }
         )
     return traces
 

@@ -107,13 +107,13 @@ def notes(overview: Overview) -> list[str]:
             "weights, and attackers take the mean"
         )
     if overview.mixes:
-        known = [_OF_MIXTURES[who] for who in overview.attackers if who in _OF_MIXTURES]
+        by_whom = [_OF_MIXTURES[w] for w in overview.attackers if w in _OF_MIXTURES]
         first.append(
             "; ".join(
                 [
                     "α is the share of the sample in a mixture, of which no ‖δ‖ is "
                     "asked",
-                    *known,
+                    *by_whom,
                 ]
             )
         )
@@ -125,19 +125,19 @@ def notes(overview: Overview) -> list[str]:
 
 def _legend(overview: Overview) -> list[str]:
     """What marks in the table mean, where they are."""
-    out = []
+    marks = []
     cells = [cell for line in columns(overview)[1] for cell in line]
     if "exact" in cells:
-        out.append(
+        marks.append(
             "exact: by linearisation this attacker misses less than 1/100,000 of the "
             f"pixel range ({EXACT:g} dB)"
         )
     if any(_OF.search(cell) for cell in cells):
-        out.append(
+        marks.append(
             "(1 of 2) and ≥: of that many messages; the attack did not match the "
             "others, which does not say that they are safe"
         )
-    return out
+    return marks
 
 
 def decibels(value: float) -> str:
@@ -172,22 +172,24 @@ def _predicted(value: float) -> str:
 def _notes(row: TradeOffRow, unit: Unit) -> list[str]:
     plain = row.coefficient is not None or not row.budget
     name = row.setting.words() if plain else f"{row.defense} at {number(row.budget)}"
-    out = []
+    remarks = []
     consumed = row.training_relative
     if unit == "relative" and abs(consumed - row.budget) > _OFF * row.budget:
-        out.append(
+        remarks.append(
             f"{name}: training consumed ‖δ‖/‖g‖ = {number(consumed)}, so that its "
             "accuracy is not that of this budget"
         )
     if row.failed:
-        out.append(f"{name}: {row.failed} of {row.cells} runs failed ({row.status})")
+        remarks.append(
+            f"{name}: {row.failed} of {row.cells} runs failed ({row.status})"
+        )
     for who, missing in row.inconclusive.items():
         if missing and math.isnan(row.psnr[who]):
-            out.append(
+            remarks.append(
                 f"{name}: the {who} attack did not match {missing} of {row.messages} "
                 "messages, which does not say that they are safe"
             )
-    return out
+    return remarks
 
 
 def _unasked(row: TradeOffRow) -> bool:

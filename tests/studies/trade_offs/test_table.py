@@ -179,3 +179,12 @@ def test_the_page_is_not_wider_than_its_window(tmp_path: Path) -> None:
         assert int(whole) <= width
         assert int(table) > int(box)
         assert position == "sticky"
+
+
+def test_the_name_of_an_attack_is_text() -> None:
+    found = TradeOff(
+        (cell("none", [58.0]),), ATTACKERS, "relative", {"attack": "<b>mine"}
+    )
+    page = trade_off_page(found.overview)
+    assert "attacked by &lt;b&gt;mine" in page
+    assert "<b>mine" not in page
