@@ -184,7 +184,7 @@ class Kept(Defense):
             samples.gradients,
             samples.x,
             samples.y,
-            basis=lambda jacobian: Basis.of(jacobian, known=self.known),
+            basis=lambda jacobian: Basis.of(jacobian, earlier=self.known),
         )
 
     def protect_batch(

@@ -80,8 +80,8 @@ class Archive:
         if self.md5 is None:
             return
         with file.open("rb") as content:
-            found = hashlib.file_digest(
+            md5 = hashlib.file_digest(
                 content, lambda: hashlib.md5(usedforsecurity=False)
             ).hexdigest()
-        if found != self.md5:
-            raise OSError(f"its MD5 sum is {found}, expected {self.md5}")
+        if md5 != self.md5:
+            raise OSError(f"its MD5 sum is {md5}, expected {self.md5}")

@@ -69,13 +69,13 @@ class ImageDataModule(L.LightningDataModule, ABC):
         image_shape: tuple[int, int, int],
         mean: tuple[float, ...],
         std: tuple[float, ...],
-        batch_size: int,
-        num_workers: int,
-        seed: int,
-        val_fraction: float,
-        subset: int | None,
-        normalize: bool,
-        augment: bool,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        seed: int = 0,
+        val_fraction: float = 0.1,
+        subset: int | None = None,
+        normalize: bool = True,
+        augment: bool = False,
     ) -> None:
         super().__init__()
         check_integer("batch_size", batch_size, example=64)

@@ -27,25 +27,25 @@ def imagenet_moments(
 
 
 def per_channel(
-    name: str, given: Sequence[float] | None, own: tuple[float, ...]
+    name: str, chosen: Sequence[float] | None, own: tuple[float, ...]
 ) -> tuple[float, ...]:
     """Return what was given, or the data set's own numbers.
 
     Args:
         name: "mean" or "std".
-        given: One number per channel, or None.
+        chosen: One number per channel, or None.
         own: What applies when nothing is given.
 
     Raises:
         ValueError: Not one finite number per channel, or a "std" that isn't above 0.
     """
-    if given is None:
+    if chosen is None:
         return own
-    values = tuple(float(value) for value in given)
+    values = tuple(float(value) for value in chosen)
     good = len(values) == len(own) and all(map(math.isfinite, values))
     if not good or (name == "std" and min(values) <= 0):
         raise ValueError(
             f"{name} must be {len(own)} finite number(s), one per channel"
-            f"{', each above 0' if name == 'std' else ''}, got {list(given)}."
+            f"{', each above 0' if name == 'std' else ''}, got {list(chosen)}."
         )
     return values

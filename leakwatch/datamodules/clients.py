@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import lightning as L
 from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from leakwatch.checks import check_integer, check_number
+from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.datamodules.base import ImageDataModule
 from leakwatch.datamodules.client_dataset import ClientDataset, Clients, RoundSampler
 from leakwatch.datamodules.dataset import ImageDataset
@@ -25,7 +25,6 @@ from leakwatch.federated import (
 )
 
 Split = Literal["iid", "dirichlet", "fixed", "group"]
-_SPLITS = ("iid", "dirichlet", "fixed", "group")
 
 
 @final
@@ -86,8 +85,8 @@ class ClientsDataModule(L.LightningDataModule):
             )
         _check_split(split, clients, per_client)
         _check_numbers(clients, alpha, per_client, least)
-        known = 1 if clients is None else clients
-        answering_clients(known, share, answering=answering, seed=seed)
+        number = 1 if clients is None else clients
+        answering_clients(number, share, answering=answering, seed=seed)
         self.data = data
         self.split = split
         self.number = clients
@@ -179,8 +178,7 @@ class ClientsDataModule(L.LightningDataModule):
 
 
 def _check_split(split: str, clients: int | None, per_client: int | None) -> None:
-    if split not in _SPLITS:
-        raise ValueError(f"Unknown split {split!r}; known: {', '.join(_SPLITS)}.")
+    check_choice("split", split, get_args(Split))
     if clients is None and split != "group":
         raise ValueError(
             f"split={split!r} needs a number of clients, such as clients=10; only "
@@ -210,8 +208,8 @@ def _groups(dataset: ImageDataset | ImageFileDataset) -> Int[Tensor, " n"]:
             "split='group' needs data that knows whose each sample is, such as "
             "FEMNISTDataModule; use 'dirichlet' or 'iid' for this one."
         )
-    found: Int[Tensor, " n"] = groups
-    return found
+    owners: Int[Tensor, " n"] = groups
+    return owners
 
 
 def _ready(dataset: ClientDataset | None) -> ClientDataset:

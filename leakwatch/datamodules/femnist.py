@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from leakwatch.checks import check_integer
+from leakwatch.checks import check_choice, check_integer
 from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.dataset import ImageArrays, ImageDataset
 from leakwatch.datamodules.leaf import LeafSamples, read_leaf
@@ -78,7 +78,6 @@ class FEMNISTDataModule(ImageDataModule):
             val_fraction=val_fraction,
             subset=subset,
             normalize=normalize,
-            augment=False,
         )
         self.data_dir = data_dir
         self.max_writers = max_writers
@@ -148,9 +147,9 @@ class FEMNISTDataModule(ImageDataModule):
         """
         owners = self._owners(split)
         if writer not in self._names:
-            known = ", ".join(self._names[:5])
+            first = ", ".join(self._names[:5])
             raise ValueError(
-                f"There is no writer {writer!r}; there are {len(self._names)}: {known}"
+                f"There is no writer {writer!r}; there are {len(self._names)}: {first}"
                 f"{', …' * (len(self._names) > 5)}."
             )
         return (owners == self._names.index(writer)).nonzero().flatten()
@@ -164,18 +163,18 @@ class FEMNISTDataModule(ImageDataModule):
 
     def _test(self, names: dict[str, int]) -> ImageArrays:
         """The test samples; their writers join `names`."""
-        found = self._read("test", None)
-        chosen = found.writers
+        stored = self._read("test", None)
+        chosen = stored.writers
         if self.max_writers is not None:
             same = tuple(name for name in chosen if name in names)
             chosen = same or chosen[: self.max_writers]
         position = [
             names.setdefault(name, len(names)) if name in set(chosen) else -1
-            for name in found.writers
+            for name in stored.writers
         ]
-        groups = torch.tensor(position)[found.owners]
+        groups = torch.tensor(position)[stored.owners]
         kept = (groups >= 0).nonzero().flatten()
-        return ImageArrays(found.images, found.labels, groups).take(kept)
+        return ImageArrays(stored.images, stored.labels, groups).take(kept)
 
     def _owners(self, split: str) -> Int[Tensor, " n"]:
         datasets = {
@@ -183,8 +182,7 @@ class FEMNISTDataModule(ImageDataModule):
             "val": self.val_dataset,
             "test": self.test_dataset,
         }
-        if split not in datasets:
-            raise ValueError(f"Unknown split {split!r}; known: train, val, test.")
+        check_choice("split", split, datasets)
         dataset = datasets[split]
         if not isinstance(dataset, ImageDataset) or dataset.groups is None:
             missing = (

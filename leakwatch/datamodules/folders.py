@@ -28,16 +28,16 @@ def class_folders(folder: Path, hint: str, *, least: int = 2) -> tuple[str, ...]
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. {hint}")
     with os.scandir(folder) as entries:
-        found = sorted(e.name for e in entries if e.is_dir() and e.name[0] != ".")
-    if not found:
+        names = sorted(e.name for e in entries if e.is_dir() and e.name[0] != ".")
+    if not names:
         flat = " The images in it are not sorted into classes." * _has_images(folder)
         raise FileNotFoundError(f"{folder} holds no class folders.{flat} {hint}")
-    if len(found) < least:
+    if len(names) < least:
         raise ValueError(
-            f"{folder} holds one class folder, {found[0]!r}; there must be at least "
+            f"{folder} holds one class folder, {names[0]!r}; there must be at least "
             f"{least} classes. {hint}"
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def list_images(
@@ -65,11 +65,11 @@ def list_images(
     labels: list[int] = []
     empty: list[str] = []
     for label, name in enumerate(classes):
-        found = _images(folder / name)
-        if not found:
+        images = _images(folder / name)
+        if not images:
             empty.append(name)
-        paths += found
-        labels += [label] * len(found)
+        paths += images
+        labels += [label] * len(images)
     if not paths or (complete and empty):
         raise FileNotFoundError(
             f"{folder} has no images of the class {_some(empty)} (endings looked for: "
@@ -79,14 +79,14 @@ def list_images(
 
 
 def _images(folder: Path) -> list[str]:
-    found = []
+    paths = []
     for place, _, files in os.walk(folder, followlinks=True):
-        found += [
+        paths += [
             os.path.join(place, name)
             for name in files
             if name.lower().endswith(_ENDINGS) and name[0] != "."
         ]
-    return sorted(found)
+    return sorted(paths)
 
 
 def _has_images(folder: Path) -> bool:

@@ -74,8 +74,6 @@ class ImageNetDataModule(ImageDataModule):
             std=std,
             batch_size=batch_size,
             num_workers=num_workers,
-            seed=0,
-            val_fraction=0.1,
             subset=subset,
             normalize=normalize,
             augment=augment,

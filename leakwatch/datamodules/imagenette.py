@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, final
 
+from leakwatch.checks import check_choice
 from leakwatch.datamodules.archives import Archive
 from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.channels import imagenet_moments
@@ -67,10 +68,7 @@ class _TenClasses(ImageDataModule):
         augment: bool,
     ) -> None:
         check_cut(image_size, 3, crop)
-        if resolution not in _SUFFIX:
-            raise ValueError(
-                f"Unknown resolution {resolution!r}; known: {', '.join(_SUFFIX)}."
-            )
+        check_choice("resolution", resolution, _SUFFIX)
         mean, std = imagenet_moments(3)
         super().__init__(
             class_names=tuple(classes.values()),
@@ -79,8 +77,6 @@ class _TenClasses(ImageDataModule):
             std=std,
             batch_size=batch_size,
             num_workers=num_workers,
-            seed=0,
-            val_fraction=0.1,
             subset=subset,
             normalize=normalize,
             augment=augment,

@@ -95,8 +95,8 @@ def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path} is not JSON ({error}); {_FORM}.") from error
     keys = ("users", "num_samples", "user_data")
     if not isinstance(content, dict) or any(key not in content for key in keys):
-        found = ", ".join(content) if isinstance(content, dict) else "no object"
-        raise ValueError(f"{path} holds {found}; {_FORM}.")
+        held = ", ".join(content) if isinstance(content, dict) else "no object"
+        raise ValueError(f"{path} holds {held}; {_FORM}.")
     users, counts, data = (content[key] for key in keys)
     if len(users) != len(counts):
         raise ValueError(f"{path}: {len(users)} users, {len(counts)} num_samples.")
@@ -112,24 +112,25 @@ def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(user, data[user]) for user in users]
 
 
-def _labels(given: Any, classes: int, where: str) -> NDArray[np.int64]:
-    y = np.asarray(given)
+def _labels(values: Any, classes: int, where: str) -> NDArray[np.int64]:
+    y = np.asarray(values)
     if y.size == 0:
         return np.zeros(0, np.int64)
     good = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
     if not good or y.min() < 0 or y.max() >= classes:
         raise ValueError(
-            f"{where}: labels must be integers from 0 to {classes - 1}, got {given[:5]}"
+            f"{where}: labels must be integers from 0 to {classes - 1}, got "
+            f"{values[:5]}"
         )
     return y.astype(np.int64)
 
 
-def _images(given: Any, count: int, side: int, where: str) -> NDArray[Any]:
+def _images(values: Any, count: int, side: int, where: str) -> NDArray[Any]:
     """Pixels as uint8 if they are whole numbers of 255ths, as LEAF writes them."""
     if count == 0:
         return np.zeros((0, side, side), np.uint8)
     try:
-        x = np.asarray(given, np.float64)
+        x = np.asarray(values, np.float64)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: images of unequal length; {_FORM}.") from error
     if x.shape != (count, side**2):

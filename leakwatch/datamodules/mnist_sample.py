@@ -54,7 +54,6 @@ class MNISTSample(ImageDataModule):
             val_fraction=1 / 9,
             subset=subset,
             normalize=normalize,
-            augment=False,
         )
 
     def prepare_data(self) -> None:

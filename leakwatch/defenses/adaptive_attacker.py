@@ -83,29 +83,30 @@ def observed(
         )
     check_number("queries", queries, example=100)
     check_number("least", least, example=1e-3)
-    known = shared.knowledge
-    if not known.closed_form:
+    knowledge = shared.knowledge
+    if not knowledge.closed_form:
         raise ValueError(
             "the covariance of a batch's noise along directions of its samples is not "
             "known here; protect samples one by one, or attack the message as it is."
         )
     through: LinearMap | None = None
     std = 0.0
-    if known.kept is not None:
-        index = known.kept[row].nonzero()[:, 0]
+    if knowledge.kept is not None:
+        index = knowledge.kept[row].nonzero()[:, 0]
         if len(index) == 0:
             raise ValueError(
                 f"every entry of message {row} was pruned: there is nothing to match."
             )
-        through = Selection(index, known.kept.shape[1])
-    if known.covariance is not None:
-        white, std = known.covariance.scaled(1 / queries).whitening(row, least)
+        through = Selection(index, knowledge.kept.shape[1])
+    if knowledge.covariance is not None:
+        white, std = knowledge.covariance.scaled(1 / queries).whitening(row, least)
         through = white if through is None else Chain(through, white)
-    if known.mixing is not None:
-        gradients = known.mixing.gradient_map(gradients, row)
+    if knowledge.mixing is not None:
+        gradients = knowledge.mixing.gradient_map(gradients, row)
     message = shared.gradient[row : row + 1]
     clipped = (
-        known.clip is not None and float(shared.clean[row].double().norm()) > known.clip
+        knowledge.clip is not None
+        and float(shared.clean[row].double().norm()) > knowledge.clip
     )
     if through is not None:
         gradients = mapped(gradients, through)
@@ -144,14 +145,14 @@ def averaged(answers: Sequence[Shared]) -> Shared:
             )
     m = len(answers)
     mean = torch.stack([a.gradient.double() for a in answers]).mean(0)
-    known = first.knowledge
-    covariance = known.covariance
+    knowledge = first.knowledge
+    covariance = knowledge.covariance
     return replace(
         first,
         gradient=mean.to(first.gradient),
         variance=first.variance / m,
         knowledge=replace(
-            known,
+            knowledge,
             covariance=None if covariance is None else covariance.scaled(1 / m),
         ),
     )

@@ -116,8 +116,8 @@ class Shared:
             knowledge: what an adaptive attacker knows; default: nothing.
         """
         none = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
-        known = Knowledge() if knowledge is None else knowledge
-        return cls(message, gradient, none, known, bias=message - gradient)
+        told = Knowledge() if knowledge is None else knowledge
+        return cls(message, gradient, none, told, bias=message - gradient)
 
     @property
     def delta(self) -> Float[Tensor, "n d_theta"]:

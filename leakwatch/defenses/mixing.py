@@ -137,17 +137,17 @@ class Mixing:
         """
         return self._mix(lambda y: gradients.jvp(self.mixed, y, self.shift))
 
-    def unmixed(self, found: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    def unmixed(self, mixtures: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """What an attacker who knows partner and α makes of a reconstruction of x'.
 
         (x̂' − (1 − α)x_p)/α: an error of x̂' becomes 1/α times as large, and nothing else
         protects the sample from him. Public partners, or repeated ones, are known.
 
         Args:
-            found: reconstructions of the mixed samples, network inputs.
+            mixtures: reconstructions of the mixed samples, network inputs.
         """
-        alpha = self._alpha(found)
-        return (found - (1 - alpha) * self.partner.to(found)) / alpha
+        alpha = self._alpha(mixtures)
+        return (mixtures - (1 - alpha) * self.partner.to(mixtures)) / alpha
 
     def estimation_error(
         self, prior_std: float, queries: int = 1
@@ -209,7 +209,7 @@ class _MixedLoss:
 
 def estimate(
     mixings: Sequence[Mixing],
-    found: Sequence[Float[Tensor, "n ..."]],
+    mixtures: Sequence[Float[Tensor, "n ..."]],
     mean: Float[Tensor, "..."],
 ) -> Float[Tensor, "n ..."]:
     """The samples, from mixtures with different unknown partners.
@@ -223,7 +223,7 @@ def estimate(
 
     Args:
         mixings: of which only the coefficients are used, one for each mixture.
-        found: the mixtures, or reconstructions of them, network inputs.
+        mixtures: the mixtures, or reconstructions of them, network inputs.
         mean: μ, network inputs, the shape of one sample.
 
     Raises:
@@ -237,25 +237,25 @@ def estimate(
         >>> estimate([one], [one.mixed], torch.zeros(4)).tolist()
         [[0.9, 0.9, 0.9, 0.9]]
     """
-    if not mixings or len(mixings) != len(found):
+    if not mixings or len(mixings) != len(mixtures):
         raise ValueError(
             f"estimate needs each mixture's coefficients, at least one; got "
-            f"{len(mixings)} mixings and {len(found)} mixtures."
+            f"{len(mixings)} mixings and {len(mixtures)} mixtures."
         )
-    for image in found:
-        if image.shape != found[0].shape or image.shape[1:] != mean.shape:
+    for image in mixtures:
+        if image.shape != mixtures[0].shape or image.shape[1:] != mean.shape:
             raise ValueError(
                 f"mixtures must have one shape, (n, *sample), and mean that of a "
-                f"sample; got {[tuple(t.shape) for t in found]} and "
+                f"sample; got {[tuple(t.shape) for t in mixtures]} and "
                 f"{tuple(mean.shape)}."
             )
-    mean = mean.to(found[0].device, torch.float64)
-    total = torch.zeros_like(found[0], dtype=torch.float64)
+    mean = mean.to(mixtures[0].device, torch.float64)
+    total = torch.zeros_like(mixtures[0], dtype=torch.float64)
     weights = torch.ones_like(total)
-    for mixing, image in zip(mixings, found, strict=True):
+    for mixing, image in zip(mixings, mixtures, strict=True):
         alpha = mixing._alpha(image).double()
         # Nothing is mixed in at α = 1: that image counts alone.
         precision = alpha.square() / (1 - alpha).square().clamp_min(_SMALLEST)
         total += precision / alpha * (image.double() - mean)
         weights += precision
-    return (mean + total / weights).to(found[0].dtype)
+    return (mean + total / weights).to(mixtures[0].dtype)

@@ -114,19 +114,19 @@ class MixUp(Defense):
 
     @property
     def _ends(self) -> tuple[float, float]:
-        given: object = self.coefficient
-        ends = given if isinstance(given, tuple | list) else (given, given)
+        alpha: object = self.coefficient
+        ends = alpha if isinstance(alpha, tuple | list) else (alpha, alpha)
         if len(ends) != 2 or not all(
             isinstance(end, numbers.Real) and not isinstance(end, bool) for end in ends
         ):
             raise TypeError(
-                f"coefficient must be a number or (low, high), got {given!r}."
+                f"coefficient must be a number or (low, high), got {alpha!r}."
             )
         low, high = float(ends[0]), float(ends[1])
         if not (math.isfinite(low) and 0 <= low <= high <= 1) or high == 0:
             raise ValueError(
                 f"coefficient must be in (0, 1], or low and high in [0, 1] with low "
-                f"first, got {given!r}; 1 mixes nothing."
+                f"first, got {alpha!r}; 1 mixes nothing."
             )
         return low, high
 

@@ -97,11 +97,11 @@ def predicted_errors(
             f"{len(shared.gradient)} messages for {len(samples)} samples; predictions "
             f"are for one sample in each message."
         )
-    basis, known = samples.basis, shared.knowledge
-    covariance = known.covariance
+    basis, knowledge = samples.basis, shared.knowledge
+    covariance = knowledge.covariance
     if covariance is not None:
         covariance = covariance.scaled(1 / queries)
-    if not known.closed_form:
+    if not knowledge.closed_form:
         raise ValueError(
             "the covariance of this noise is not known in closed form; protect samples "
             "one by one."
@@ -140,20 +140,20 @@ def _adaptive(
     covariance: Covariance | None,
     r: float | None,
 ) -> tuple[Tensor, Tensor]:
-    basis, known = samples.basis, shared.knowledge
+    basis, knowledge = samples.basis, shared.knowledge
     hidden = (~basis.resolved).sum(1)
-    if known.mixing is not None:
-        return _unmixed(known.mixing, samples, r)
+    if knowledge.mixing is not None:
+        return _unmixed(knowledge.mixing, samples, r)
     if covariance is None:
         errors = linear_error(torch.zeros_like(basis.eigenvalues), basis, r)
     else:
         errors = covariance.best_error(basis, r)
     for i in range(len(samples)):
-        if known.kept is not None and not bool(known.kept[i].any()):
+        if knowledge.kept is not None and not bool(knowledge.kept[i].any()):
             hidden[i] = basis.resolved.shape[1]
             errors[i] = 0.0 if r is None else r**2 * hidden[i]
             continue
-        through = _left(known, shared.clean[i].double(), i)
+        through = _left(knowledge, shared.clean[i].double(), i)
         if through is None:
             continue
         own = samples.through(mapped(samples.gradients, through), i).basis
@@ -184,14 +184,14 @@ def _unmixed(
     return torch.cat(errors), torch.cat(hidden)
 
 
-def _left(known: Knowledge, clean: Tensor, row: int) -> LinearMap | None:
+def _left(knowledge: Knowledge, clean: Tensor, row: int) -> LinearMap | None:
     """What derives the message from the gradient, where it is not the identity."""
-    if known.kept is not None:
-        if bool(known.kept[row].all()):
+    if knowledge.kept is not None:
+        if bool(knowledge.kept[row].all()):
             return None
-        return Selection(known.kept[row].nonzero()[:, 0], len(clean))
+        return Selection(knowledge.kept[row].nonzero()[:, 0], len(clean))
     norm = float(clean.norm())
-    if known.clip is None or norm <= known.clip:
+    if knowledge.clip is None or norm <= knowledge.clip:
         return None
     across = Deflation((clean / norm)[None], clean.new_zeros(1))
-    return Chain(across, Scaling(torch.full_like(clean, known.clip / norm)))
+    return Chain(across, Scaling(torch.full_like(clean, knowledge.clip / norm)))

@@ -170,17 +170,17 @@ def segment_similarity(
     _check_update(update, objective)
     with objective.evaluation(update.x.device.type) as weights:
         refuse_stray_reads(objective.loss, weights, update.x, update.y)
-        found = search_segment(
+        segment = search_segment(
             lambda alpha: _cosine_at(objective, weights, update, alpha),
             points=points,
             tolerance=1e-4,
         )
-    if math.isnan(found.best):
+    if math.isnan(segment.best):
         raise ValueError(
             f"the gradient of client {update.client} is zero or not finite at all "
             f"{points} points, so that it has no direction there; take more points."
         )
-    return found
+    return segment
 
 
 def _cosine_at(

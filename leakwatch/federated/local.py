@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.checks import check_samples, first_not_finite
+from leakwatch.checks import check_choice, check_samples, first_not_finite
 from leakwatch.derivatives.runtime import Criterion, Weights
 from leakwatch.derivatives.runtime.rng_and_precision import seed_streams
 from leakwatch.derivatives.verification import refuse_stray_reads
@@ -238,9 +238,7 @@ def _check_record(
 ) -> None:
     if record is None:
         return
-    if record not in get_args(Record):
-        known = ", ".join(map(repr, get_args(Record)))
-        raise ValueError(f"record must be None or one of {known}, got {record!r}.")
+    check_choice("record", record, get_args(Record))
     size = objective.size
     need = steps * size * objective.dtype.itemsize / 2**20
     if need > max_memory:

@@ -119,8 +119,10 @@ class Objective:
         # the same weights.
         with torch.enable_grad(), self.loss.holding():
             mean = self.loss.batch({**weights.fixed, **shared}, x, y).mean()
-            found = torch.autograd.grad(mean, list(shared.values()), allow_unused=True)
-        return mean.detach(), list(found)
+            gradients = torch.autograd.grad(
+                mean, list(shared.values()), allow_unused=True
+            )
+        return mean.detach(), list(gradients)
 
     def flat_gradient(
         self,
@@ -135,8 +137,8 @@ class Objective:
         """
         kept = {name: t.clone() for name, t in weights.fixed.items()}
         with isolated_rng():
-            found = self.gradient(Weights(weights.shared, kept), x, y)[1]
-        return self.flat_of(weights, found)
+            gradients = self.gradient(Weights(weights.shared, kept), x, y)[1]
+        return self.flat_of(weights, gradients)
 
     def at(self, weights: Weights, flat: Float[Tensor, " d_theta"]) -> Weights:
         """The same point with other shared weights.
@@ -205,16 +207,16 @@ class Objective:
         parts = torch.split(flat, [p.numel() for p in own])
         for p, part in zip(own, parts, strict=True):
             p.copy_(part.reshape(p.shape))
-        known = dict(self.module.named_buffers())
+        targets = dict(self.module.named_buffers())
         for name, value in buffers.items():
-            known[name].copy_(value)
+            targets[name].copy_(value)
 
     def _shared(self) -> dict[str, nn.Parameter]:
         return {n: p for n, p in self.loss.named_parameters() if p.requires_grad}
 
 
-def _merged(own: Tensor, found: Tensor) -> Tensor:
-    sent = own.to(found.dtype)
-    same = (found == sent) | ((found != found) & (sent != sent))
-    wide = torch.promote_types(own.dtype, found.dtype)
-    return torch.where(same, own.to(wide), found.to(wide))
+def _merged(own: Tensor, trained: Tensor) -> Tensor:
+    sent = own.to(trained.dtype)
+    same = (trained == sent) | ((trained != trained) & (sent != sent))
+    wide = torch.promote_types(own.dtype, trained.dtype)
+    return torch.where(same, own.to(wide), trained.to(wide))

@@ -165,12 +165,12 @@ def group_split(
     """
     _check_labels("groups", groups)
     check_integer("least", least)
-    found, counts = torch.unique(groups[groups >= 0], return_counts=True)
-    large = found[counts >= least]
+    owners, counts = torch.unique(groups[groups >= 0], return_counts=True)
+    large = owners[counts >= least]
     wanted = len(large) if clients is None else check_integer("clients", clients)
     if wanted > len(large) or wanted == 0:
         raise ValueError(
-            f"{len(large)} of {len(found)} groups have at least {least} samples, "
+            f"{len(large)} of {len(owners)} groups have at least {least} samples, "
             f"expected at least {max(1, wanted)}; lower least or clients, or load more "
             f"of the data."
         )

@@ -74,9 +74,9 @@ def check_start(updates: Sequence[ClientUpdate]) -> None:
     first = updates[0]
     begun = _start(first)
     apart = {
-        other.client: found
+        other.client: difference
         for other in updates[1:]
-        if (found := _apart(begun, _start(other)))
+        if (difference := _apart(begun, _start(other)))
     }
     if apart:
         clients = ", ".join(map(str, apart))

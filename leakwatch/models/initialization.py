@@ -134,10 +134,10 @@ def check_scheme(name: str) -> None:
         ValueError: The message lists the registered names and their meaning.
     """
     if name not in _SCHEMES:
-        known = "; ".join(
+        listed = "; ".join(
             f"{key} ({_meaning(scheme)})" for key, scheme in sorted(_SCHEMES.items())
         )
-        raise ValueError(f"Unknown initialization {name!r}; known: {known}.")
+        raise ValueError(f"Unknown initialization {name!r}; known: {listed}.")
 
 
 def _meaning(scheme: Scheme | Initializer | None) -> str:

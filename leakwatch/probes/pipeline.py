@@ -82,14 +82,14 @@ def find_normalization(
 
 def find_class_names(dataset: Any) -> tuple[str, ...] | None:
     """`classes` of the data set, unless its labels are transformed, or None."""
-    found = set()
+    stated = set()
     for item in walk(dataset):
         if getattr(item, "target_transform", None) is not None:
             return None
         names = getattr(item, "classes", None)
         if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names):
-            found.add(tuple(names))
-    return found.pop() if len(found) == 1 else None
+            stated.add(tuple(names))
+    return stated.pop() if len(stated) == 1 else None
 
 
 class DatasetStreams:

@@ -74,7 +74,7 @@ def resolve_range(
             f"with mean={mean} and std={std} the probes' pixels lie in [{low:.3g}, "
             f"{high:.3g}]; expected [0, 1]. Using their range: check mean and std, or "
             "pass data_range=...",
-            stacklevel=5,
+            stacklevel=4,
         )
     else:
         peak = 1.0 if data_range is None else data_range

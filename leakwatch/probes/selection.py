@@ -119,8 +119,8 @@ def find_labels(dataset: Any) -> Int[Tensor, " size"] | None:
         return None if labels is None else labels[list(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
         parts = [find_labels(part) for part in dataset.datasets]
-        found = [part for part in parts if part is not None]
-        return torch.cat(found) if len(found) == len(parts) else None
+        listed = [part for part in parts if part is not None]
+        return torch.cat(listed) if len(listed) == len(parts) else None
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
         return _as_labels(dataset.tensors[1], len(dataset))
     for name in _LABEL_ATTRIBUTES:

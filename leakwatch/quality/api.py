@@ -221,11 +221,11 @@ def _like(rows: Tensor, t: Tensor) -> Tensor:
 
 
 def _check(images: Tensor, originals: Tensor, data_range: float) -> None:
-    given: tuple[tuple[str, object], ...] = (
+    tensors: tuple[tuple[str, object], ...] = (
         ("images", images),
         ("originals", originals),
     )
-    for name, t in given:
+    for name, t in tensors:
         if not isinstance(t, Tensor) or not t.is_floating_point():
             kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
             raise TypeError(f"{name} must be a floating point tensor, got {kind}.")

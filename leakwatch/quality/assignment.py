@@ -45,7 +45,7 @@ def assign(
         )
     from scipy.optimize import linear_sum_assignment
 
-    found = []
+    orders = []
     for got, true in zip(reconstructions, originals, strict=True):
         a, b = (t.detach().double().flatten(1) for t in (got, true))
         # Explicit differences: for equal images ‖a‖² − 2ab + ‖b‖² is rounding noise.
@@ -54,8 +54,8 @@ def assign(
         finite = np.isfinite(cost)
         most = float(cost[finite].max()) if finite.any() else 0.0
         cost = np.where(finite, cost, len(cost) * most + 1.0)
-        found.append(torch.from_numpy(linear_sum_assignment(cost)[1]))
-    return torch.stack(found).long().to(originals.device)
+        orders.append(torch.from_numpy(linear_sum_assignment(cost)[1]))
+    return torch.stack(orders).long().to(originals.device)
 
 
 def align(

@@ -111,9 +111,9 @@ def check_metrics(names: Iterable[str]) -> tuple[str, ...]:
         >>> check_metrics(["psnr", "ssim", "psnr"])
         ('psnr', 'ssim')
     """
-    given = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-    unknown = [name for name in given if name not in METRICS]
-    if unknown or not given:
+    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    unknown = [name for name in chosen if name not in METRICS]
+    if unknown or not chosen:
         what = f"unknown metric {unknown[0]!r}" if unknown else "no metric asked for"
         raise ValueError(f"{what}; there are {', '.join(METRICS)}.")
-    return given
+    return chosen

@@ -32,8 +32,8 @@ def engine(attack: str | Attack, steps: int) -> Attack:
         50
     """
     if isinstance(attack, str):
-        known = PAPER_ATTACKS.get(attack)
-        attack = presets.get(attack).attack if known is None else known
+        paper = PAPER_ATTACKS.get(attack)
+        attack = presets.get(attack).attack if paper is None else paper
     change = getattr(attack, "changed", None)
     if change is None or not hasattr(attack, "run"):
         raise TypeError(

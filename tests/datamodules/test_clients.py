@@ -156,7 +156,7 @@ def test_a_second_setup_changes_nothing(arrays: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"split": "random"}, "known: iid, dirichlet, fixed, group"),
+        ({"split": "random"}, "'iid', 'dirichlet', 'fixed', 'group', got 'random'"),
         ({"clients": None}, "needs a number of clients"),
         ({"split": "fixed"}, "per_client belongs to split='fixed'"),
         ({"per_client": 5}, "per_client belongs to split='fixed'"),

@@ -178,7 +178,7 @@ def test_before_setup_and_unknown_names(root: Path) -> None:
     data = ready(root)
     with pytest.raises(ValueError, match="no writer 'me'; there are 3: f0001_41, f000"):
         data.writer_indices("me")
-    with pytest.raises(ValueError, match="'all'; known: train, val, test"):
+    with pytest.raises(ValueError, match="'train', 'val', 'test', got 'all'"):
         data.writer_indices("f0001_41", "all")  # type: ignore[arg-type]
 
 

@@ -170,7 +170,7 @@ def test_names_and_sums_are_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "match"),
     [
-        ({"resolution": "64px"}, "'64px'; known: 160px, 320px, full"),
+        ({"resolution": "64px"}, "'160px', '320px', 'full', got '64px'"),
         ({"crop": 0}, "crop must lie in"),
         ({"image_size": 0}, "image_size must be at least 1"),
     ],

@@ -296,7 +296,7 @@ def test_divergence_is_an_outcome() -> None:
 
 def test_what_cannot_work_is_said_early() -> None:
     x, y = samples(6)
-    with pytest.raises(ValueError, match="record must be None or one of 'steps'"):
+    with pytest.raises(ValueError, match="record must be one of 'steps'"):
         train_client(cnn(), x, y, HOW, record="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_memory"):
         train_client(cnn(), x, y, HOW, record="steps", max_memory=1e-3)

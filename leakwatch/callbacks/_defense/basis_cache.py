@@ -159,7 +159,7 @@ class BasisMemory:
 
     def _timed(self, jacobian: GradientJacobian, known: dict[int, Directions]) -> Basis:
         started = time.perf_counter()
-        made = Basis.of(jacobian, known=known)
+        made = Basis.of(jacobian, earlier=known)
         formed = len(made) - len(known)
         seconds = time.perf_counter() - started if formed else 0.0
         self.cost = BasisCost(formed, len(known), seconds)

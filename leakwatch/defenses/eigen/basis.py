@@ -84,7 +84,7 @@ class Basis:
         jacobian: GradientJacobian,
         *,
         max_memory: float | None = None,
-        known: Mapping[int, Directions] | None = None,
+        earlier: Mapping[int, Directions] | None = None,
     ) -> Basis:
         """The exact decomposition, from H = JᵀJ of each sample in turn.
 
@@ -94,7 +94,7 @@ class Basis:
         Args:
             jacobian: of the samples.
             max_memory: MiB that may be kept of J at a time; default all that it takes.
-            known: by position, what is taken from earlier weights and costs nothing.
+            earlier: by position, what is taken from earlier weights and costs nothing.
 
         Returns:
             The basis. A sample whose H is not finite has no resolved direction.
@@ -115,13 +115,13 @@ class Basis:
             n, 1, 1
         )
         resolved = torch.zeros_like(values, dtype=torch.bool)
-        known = known or {}
+        earlier = earlier or {}
         aged = torch.zeros(n, dtype=torch.bool, device=values.device)
         for i in range(n):
-            if i in known:
+            if i in earlier:
                 aged[i] = True
-                values[i], vectors[i] = known[i].eigenvalues, known[i].directions
-                resolved[i] = known[i].resolved
+                values[i], vectors[i] = earlier[i].eigenvalues, earlier[i].directions
+                resolved[i] = earlier[i].resolved
                 continue
             h = jacobian.gram(i, max_memory=max_memory).h
             spectrum = exact(h, eigenvectors=True, factor_eps=eps)
@@ -133,7 +133,7 @@ class Basis:
             resolved[i, min(d_theta, d_x) :] = False
             values[i] = normalised * jacobian.scale[i] ** 2
             vectors[i] = spectrum.eigenvectors[0]
-        return cls(jacobian, values, vectors, resolved, aged if known else None)
+        return cls(jacobian, values, vectors, resolved, aged if earlier else None)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -203,17 +203,17 @@ class Basis:
 
     def _stretch(self, aged: Tensor, a: Tensor, c: Tensor) -> Tensor:
         wanted = torch.where(self.resolved, c.double(), 0.0).norm(dim=1)
-        found = self.jacobian.matvec(a).double().norm(dim=1)
-        open_ = aged & (wanted > 0)
-        lost = open_ & ~((found > 0) & torch.isfinite(found))
+        reached = self.jacobian.matvec(a).double().norm(dim=1)
+        moving = aged & (wanted > 0)
+        lost = moving & ~((reached > 0) & torch.isfinite(reached))
         if bool(lost.any()):
             raise RuntimeError(
                 f"the gradient of sample {int(lost.nonzero()[0])} no longer moves "
                 f"along the directions that were kept of it, so no noise of the size "
                 f"asked for lies in them; use a smaller refresh_every."
             )
-        factor = wanted / torch.where(open_, found, 1.0)
-        return torch.where(open_, factor, 1.0)
+        factor = wanted / torch.where(moving, reached, 1.0)
+        return torch.where(moving, factor, 1.0)
 
     def _over_sigma(self, c: Tensor) -> Tensor:
         sigma = torch.where(self.resolved, self.eigenvalues, 1.0).sqrt()

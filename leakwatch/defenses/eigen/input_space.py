@@ -191,7 +191,7 @@ class Moves:
             spent = noise.total.tolist()
             sizes = noise.changed(self.xi, rows).norm(dim=1).tolist()
             for i, size in zip(rows, sizes, strict=True):
-                searches[i].found(size, spent[i])
+                searches[i].take(size, spent[i])
         return total.new_tensor([search.low for search in searches])
 
     def together(
@@ -217,7 +217,7 @@ class Moves:
             noise = self.spread(t * search.t)
             spent = noise.total / torch.where(t > 0, t, 1.0)
             message = weight @ noise.changed(self.xi)
-            search.found(float(message.norm()), float(spent.max()))
+            search.take(float(message.norm()), float(spent.max()))
         return t * search.low
 
 
@@ -250,7 +250,7 @@ class _Search:
         asked = self.target > 0 and self.t > 0
         return asked and self.high > self.low * (1 + _NARROW)
 
-    def found(self, size: float, spent: float) -> None:
+    def take(self, size: float, spent: float) -> None:
         """Takes what was found at t, of which no more than so much was spent."""
         self.tries += 1
         more = spent >= self.t * (1 - _NARROW)

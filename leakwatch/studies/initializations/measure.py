@@ -52,15 +52,15 @@ class Measuring:
         return points
 
     def _scores(self, net: nn.Module, where: tuple[str, int, Moment]) -> list[Point]:
-        found = score(net, self.x, self.y, self.scores, **self.scoring)
+        result = score(net, self.x, self.y, self.scores, **self.scoring)
         return [
             Point(*where, sample, label, name, value, str(status))
-            for name in found
+            for name in result
             for sample, label, value, status in zip(
                 self.samples,
                 self.y.tolist(),
-                found[name].tolist(),
-                found.status[name],
+                result[name].tolist(),
+                result.status[name],
                 strict=True,
             )
         ]

@@ -96,13 +96,13 @@ def cells(
         for j, seed in enumerate(seeds)
         for k, sample in enumerate(samples)
     }
-    found: dict[tuple[int, int, int], list[float]] = {}
+    repeats: dict[tuple[int, int, int], list[float]] = {}
     for p in points:
         if p.usable and not (log and p.value <= 0):
             place = places[p.scheme, p.seed, p.sample]
             number = math.log10(p.value) if log else p.value
-            found.setdefault(place, []).append(number)
+            repeats.setdefault(place, []).append(number)
     out = np.full((len(schemes), len(seeds), len(samples)), math.nan)
-    for place, numbers in found.items():
+    for place, numbers in repeats.items():
         out[place] = sum(numbers) / len(numbers)
     return out

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
+from leakwatch.checks import check_number
 from leakwatch.reporting.quantities import Quantity
 from leakwatch.reporting.words import number
 
@@ -129,8 +130,7 @@ def rank(
         >>> found.order, found.told_apart("a", "b"), found.notes[0][:8]
         ('b > a', True, 'one seed')
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie inside (0, 1), got {level}.")
+    check_number("level", level, "(0, 1)", example=0.95)
     if quantity.sign == 0:
         raise ValueError(
             f"{quantity.name} does not say by itself which end is more exposed, so it "
@@ -148,9 +148,9 @@ def rank(
         ends = widened_interval(draws[i], mean, level, _degrees(seeds, samples, 1))
         centre, low, high = (10.0**v if log else v for v in (mean, *ends))
         groups.append(Ranked(scheme, centre, low, high, int(used[i]), seeds * samples))
-    known = [i for i, g in enumerate(groups) if g.used > _KNOWN * g.count]
-    known.sort(key=lambda i: -quantity.sign * groups[i].mean)
-    pairs = [(i, j) for place, i in enumerate(known) for j in known[place + 1 :]]
+    places = [i for i, g in enumerate(groups) if g.used > _KNOWN * g.count]
+    places.sort(key=lambda i: -quantity.sign * groups[i].mean)
+    pairs = [(i, j) for place, i in enumerate(places) for j in places[place + 1 :]]
     shared = 1 - (1 - level) / max(len(pairs), 1)
     apart = set()
     for i, j in pairs:
@@ -164,9 +164,9 @@ def rank(
             apart.add(frozenset((schemes[i], schemes[j])))
     return Verdict(
         quantity=quantity,
-        ranked=tuple(groups[i] for i in known),
+        ranked=tuple(groups[i] for i in places),
         apart=frozenset(apart),
-        unknown=tuple(g for i, g in enumerate(groups) if i not in known),
+        unknown=tuple(g for i, g in enumerate(groups) if i not in places),
         level=level,
         notes=(*_limits(seeds, samples), *notes),
     )
@@ -177,19 +177,19 @@ def _degrees(seeds: int, samples: int, groups: int) -> int:
 
     Samples are the same in all groups, seeds are not.
     """
-    found = [groups * (seeds - 1), samples - 1]
-    return min((d for d in found if d > 0), default=0)
+    degrees = [groups * (seeds - 1), samples - 1]
+    return min((d for d in degrees if d > 0), default=0)
 
 
 def _limits(seeds: int, samples: int) -> list[str]:
     if seeds * samples == 1:
         return ["one seed and one sample: nothing can be told apart."]
-    found = []
+    limits = []
     if seeds == 1:
-        found.append("one seed: this compares these weights, not the initialisations.")
+        limits.append("one seed: this compares these weights, not the initialisations.")
     if samples == 1:
-        found.append("one sample: intervals leave out how much samples differ.")
-    return found
+        limits.append("one sample: intervals leave out how much samples differ.")
+    return limits
 
 
 def _end(value: float) -> str:
@@ -233,12 +233,12 @@ def resampled_means(
     random = np.random.default_rng(seed)
     of_samples = _counts(random, samples, (resamples,))
     of_seeds = _counts(random, seeds, (groups, resamples))
-    known = ~np.isnan(data)
-    filled = np.where(known, data, 0.0)
+    present = ~np.isnan(data)
+    filled = np.where(present, data, 0.0)
     pick = "gbs,bx,gsx->gb"
     total = np.einsum(pick, of_seeds, of_samples, filled, optimize=True)
     weight = np.einsum(
-        pick, of_seeds, of_samples, known.astype(np.float64), optimize=True
+        pick, of_seeds, of_samples, present.astype(np.float64), optimize=True
     )
     means: _Array = np.where(
         weight > 0, total / np.where(weight > 0, weight, 1), np.nan
@@ -269,12 +269,12 @@ def widened_interval(
         >>> round(low, 3), round(high, 3)
         (5.0, 95.0)
     """
-    found = draws[~np.isnan(draws)]
-    if degrees < 1 or 2 * len(found) <= len(draws):
+    present = draws[~np.isnan(draws)]
+    if degrees < 1 or 2 * len(present) <= len(draws):
         return float("nan"), float("nan")
     tail = (1 - level) / 2
     wider = float(stdtrit(degrees, 1 - tail) / ndtri(1 - tail))
-    low, high = np.quantile(found, [tail, 1 - tail])
+    low, high = np.quantile(present, [tail, 1 - tail])
     return (
         centre + wider * (float(low) - centre),
         centre + wider * (float(high) - centre),

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import Attack
 from leakwatch.attacks.start import StartKind
-from leakwatch.checks import check_number
+from leakwatch.checks import check_integer, check_number
 from leakwatch.models.initialization import Initializer, check_scheme, initialize
+from leakwatch.probes.checks import check_index
 from leakwatch.scores import resolve
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver
 from leakwatch.studies.initializations.measure import Measuring
@@ -118,15 +119,10 @@ def compare_initializations(
         raise ValueError(
             f"attacks must have different names, got {[e.name for e in engines]}."
         )
-    check_number("noise_std", noise_std, example=1e-2)
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats!r}.")
+    noise_std = check_number("noise_std", noise_std, example=1e-2)
+    repeats = check_integer("repeats", repeats, example=3)
     samples = tuple(range(len(x))) if index is None else tuple(index)
-    if len(samples) != len(x) or len(set(samples)) != len(x):
-        raise ValueError(
-            f"index must hold a different number for each of the {len(x)} samples, got "
-            f"{len(samples)}, {len(set(samples))} of them different."
-        )
+    check_index(samples, len(x))
     scores = (*resolve(_SCORES), INVERSE_SUM, RESOLVED_RANK)
     pixels = {"mean": mean, "std": std, "data_range": data_range}
     measuring = Measuring(

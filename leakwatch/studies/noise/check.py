@@ -103,7 +103,7 @@ class CheckAttack:
                 prior_std=self.prior_std,
                 prior_mean=self.prior_mean,
             )
-            found = attack(
+            reconstruction = attack(
                 self.module,
                 x,
                 y,
@@ -118,7 +118,7 @@ class CheckAttack:
                 time_limit=self.time_limit,
                 **self.sharing,
             )
-            reached = self._psnr(found.images, x, clip=box)
+            reached = self._psnr(reconstruction.images, x, clip=box)
             for k, place in enumerate(places):
                 length = self.spectra[place].grad_norm
                 noise = noise_std * math.sqrt(self.size)
@@ -135,7 +135,8 @@ class CheckAttack:
                         psnr=reached[k],
                         predicted=predicted,
                         mean_image=blank[place],
-                        conclusive=float(found.relative[k]) <= _MATCHED * left + 1e-3,
+                        conclusive=float(reconstruction.relative[k])
+                        <= _MATCHED * left + 1e-3,
                     )
                 )
         return tuple(out)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.reporting.words import count, number
@@ -173,15 +174,12 @@ def recommend_noise(
         >>> found.status.word, max(round(p.psnr.number, 2) for p in found.probes)
         ('estimated', 15.0)
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must lie in (0, 1], got {share}; 1 holds all probes.")
-    if check < 0 or rounds < 1 or not slack >= 0:
-        raise ValueError(
-            "check and slack must be at least 0 and rounds at least 1, got "
-            f"{check}, {slack} and {rounds}."
-        )
+    check_number("share", share, "(0, 1]", example=1)
+    check_integer("check", check, smallest=0, example=3)
+    check_integer("rounds", rounds, example=3)
+    check_number("slack", slack, "[0, inf)", example=0.5)
     keeper = SpectrumKeeper()
-    found = score(
+    result = score(
         module,
         x,
         y,
@@ -196,7 +194,7 @@ def recommend_noise(
         criterion=criterion,
         parameters=parameters,
     )
-    spectra = keeper.of(found)
+    spectra = keeper.of(result)
     size = GradientMap(module, criterion, parameters=parameters).size
     names = tuple(range(len(x))) if index is None else tuple(index)
     attack = CheckAttack(

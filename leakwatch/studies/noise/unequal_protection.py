@@ -122,15 +122,15 @@ class Unfairness:
         return class_bars(self.rows(), about, self.class_names)
 
     def __str__(self) -> str:
-        known = [s.psnr.number for s in self.samples if s.psnr.status.usable]
+        numbers = [s.psnr.number for s in self.samples if s.psnr.status.usable]
         lines = [
             f"noise of standard deviation {number(self.noise_std)}: predicted PSNR "
             + (
-                f"{min(known):.1f} to {max(known):.1f} dB"
-                if known
+                f"{min(numbers):.1f} to {max(numbers):.1f} dB"
+                if numbers
                 else "not known, which is not safe"
             )
-            + f", {len(known)} of {len(self.samples)} samples known",
+            + f", {len(numbers)} of {len(self.samples)} samples known",
             "class     mean dB   above the others [interval]     equalising noise",
         ]
         lines += [self._line(c) for c in self.classes]
@@ -207,10 +207,9 @@ def unfairness(
         ([0, 1], 6)
     """
     check_number("noise_std", noise_std, example=1e-2)
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie inside (0, 1), got {level}.")
+    check_number("level", level, "(0, 1)", example=0.95)
     keeper = SpectrumKeeper()
-    found = score(
+    result = score(
         module,
         x,
         y,
@@ -229,10 +228,10 @@ def unfairness(
     names = range(len(x)) if index is None else index
     values = [
         Value(v, s)
-        for v, s in zip(found[PSNR].tolist(), found.status[PSNR], strict=True)
+        for v, s in zip(result[PSNR].tolist(), result.status[PSNR], strict=True)
     ]
     samples = [SampleRisk(*row) for row in zip(names, labels, values, strict=True)]
-    spectra = keeper.of(found)
+    spectra = keeper.of(result)
     risks = _classes(samples, spectra, noise_std, level)
     return Unfairness(
         noise_std=noise_std,
@@ -256,13 +255,13 @@ def _classes(
 ) -> list[ClassRisk]:
     psnr = np.array([s.psnr.number for s in samples])
     label = np.array([s.label for s in samples])
-    known = ~np.isnan(psnr)
+    measured = ~np.isnan(psnr)
     everyone = _pooled(spectra)
     labels = sorted(set(label.tolist()))
     shared, within = 1 - (1 - level) / len(labels), _within(psnr, label)
     out = []
     for c in labels:
-        inside, others = psnr[(label == c) & known], psnr[(label != c) & known]
+        inside, others = psnr[(label == c) & measured], psnr[(label != c) & measured]
         excess, low, high = _difference(inside, others, within, shared)
         out.append(
             ClassRisk(
@@ -310,14 +309,14 @@ def _difference(
 
 def _pooled(spectra: Sequence[NoiseResponse]) -> Channel | None:
     """One channel whose mean squared error is the mean over samples."""
-    found = [c for s in spectra if (c := s.channel) is not None]
-    if not found:
+    channels = [c for s in spectra if (c := s.channel) is not None]
+    if not channels:
         return None
     gain, least, most, weight = (
-        torch.cat([getattr(c, name) for c in found])
+        torch.cat([getattr(c, name) for c in channels])
         for name in ("gain", "least", "most", "weight")
     )
-    return Channel(gain, least, most, weight / len(found), None)
+    return Channel(gain, least, most, weight / len(channels), None)
 
 
 def _equalising(

@@ -17,6 +17,7 @@ from leakwatch.attacks.verdict import uninformed
 from leakwatch.defenses import Defense, Observation, Samples, predicted_errors
 from leakwatch.defenses.mixing import estimate
 from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.probes.checks import check_index
 from leakwatch.quality import quality
 from leakwatch.status import OK, Status, describe_error
 from leakwatch.studies.trade_offs.attackers import (
@@ -104,11 +105,7 @@ class ProbeAttack:
             TypeError: as :meth:`leakwatch.GradientMap.check`.
             ValueError: the same; and for indices, a start, or pixels that don't fit.
         """
-        if len(self.index) != len(self.x) or len(set(self.index)) != len(self.x):
-            raise ValueError(
-                f"index must hold a different number for each of the {len(self.x)} "
-                f"samples, got {list(self.index)}."
-            )
+        check_index(self.index, len(self.x))
         device = next(net.parameters()).device
         x, y = self.x.to(device), self.y.to(device)
         GradientMap(net, self.criterion).check(x, y)
@@ -126,13 +123,8 @@ class ProbeAttack:
 
         Raises:
             TypeError: as :meth:`leakwatch.GradientMap.check`.
-            ValueError: the same; and for values or pixels out of range.
+            ValueError: the same; and for pixels out of range.
         """
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError(
-                "partners hold NaN or infinity, and so would every mixture; leave "
-                "such samples out."
-            )
         device = next(net.parameters()).device
         rows = torch.stack([y.argmin(), y.argmax()]) if y.ndim == 1 else slice(0, 2)
         GradientMap(net, self.criterion).check(x[rows].to(device), y[rows].to(device))
@@ -188,15 +180,15 @@ class ProbeAttack:
         def measured(who: Attacker) -> Outcome:
             nonlocal naive
             if who == "naive":
-                found = self._found(plain(samples, answers, row), y, row, seed)
-                naive = self._judged(found, x), found[0]
+                made = self._reconstruct(plain(samples, answers, row), y, row, seed)
+                naive = self._judged(made, x), made[0]
                 return naive[0]
             if naive is not None and tells_all(answers):
                 return naive[0]
             if answers.mixed:
                 if not parts:
                     aims = mixtures(samples, answers, row)
-                    parts.extend(self._found(aim, y, row, seed) for aim in aims)
+                    parts.extend(self._reconstruct(aim, y, row, seed) for aim in aims)
                 return self._unmixed(parts, answers, row, x, knows=who == "adaptive")
             if who == "adaptive" or defense is None or not guesses:
                 aim = informed(samples, answers, row)
@@ -204,18 +196,18 @@ class ProbeAttack:
                 raise NotComputedError("the naive attack that it begins with failed.")
             else:
                 aim = reimagined(defense, answers, samples, row, naive[1], seed)
-            return self._judged(self._found(aim, y, row, seed), x)
+            return self._judged(self._reconstruct(aim, y, row, seed), x)
 
         for who in self._in_order(guesses):
             try:
-                found = measured(who)
+                outcome = measured(who)
             except NotComputedError as error:
-                found = Outcome.without(Status("not computed", str(error)))
+                outcome = Outcome.without(Status("not computed", str(error)))
             except Exception as error:
-                found = Outcome.without(Status("failed", describe_error(error)))
+                outcome = Outcome.without(Status("failed", describe_error(error)))
             if who in self.attackers:
                 expected = predicted[who][row] if who in predicted else math.nan
-                yield who, replace(found, predicted=expected)
+                yield who, replace(outcome, predicted=expected)
 
     def _in_order(self, guesses: bool) -> tuple[Attacker, ...]:
         """Those who attack, and the naive one before who begins with its image."""
@@ -226,7 +218,7 @@ class ProbeAttack:
 
     def _unmixed(
         self,
-        found: Sequence[tuple[Tensor, Status]],
+        reconstructions: Sequence[tuple[Tensor, Status]],
         answers: Answers,
         row: int,
         x: Tensor,
@@ -235,10 +227,13 @@ class ProbeAttack:
     ) -> Outcome:
         """By who knows the partners, or by who only knows what images are like."""
         mixings = answers.mixings(row)
-        good = [i for i, (_, status) in enumerate(found) if status.usable]
+        good = [i for i, (_, status) in enumerate(reconstructions) if status.usable]
         if not good:
-            return Outcome.without(found[0][1])
-        which, images = [mixings[i] for i in good], [found[i][0] for i in good]
+            return Outcome.without(reconstructions[0][1])
+        which, images = (
+            [mixings[i] for i in good],
+            [reconstructions[i][0] for i in good],
+        )
         if knows:
             pairs = zip(which, images, strict=True)
             made = torch.cat([mixing.unmixed(image) for mixing, image in pairs])
@@ -246,47 +241,53 @@ class ProbeAttack:
         else:
             made = estimate(which, images, self._mean_image(x))
         status = OK
-        if len(good) < len(found):
+        if len(good) < len(reconstructions):
             status = Status(
                 "estimated",
-                f"from {len(good)} of {len(found)} reconstructions; the attack did not "
-                f"match the other messages.",
+                f"from {len(good)} of {len(reconstructions)} reconstructions; the "
+                f"attack did not match the other messages.",
             )
         return self._judged((self._pixels().clamp(made), status), x)
 
-    def _judged(self, found: tuple[Tensor, Status], x: Tensor) -> Outcome:
+    def _judged(self, reconstruction: tuple[Tensor, Status], x: Tensor) -> Outcome:
         """How near the private image is what matched."""
-        image, status = found
+        image, status = reconstruction
         if not status.usable:
             return Outcome.without(status)
         measured = self._quality(image, x)
         return Outcome(*measured, predicted=math.nan, status=status)
 
-    def _found(self, aim: Aim, y: Tensor, row: int, seed: int) -> tuple[Tensor, Status]:
+    def _reconstruct(
+        self, aim: Aim, y: Tensor, row: int, seed: int
+    ) -> tuple[Tensor, Status]:
         """An image, and whether it matches as well as what there is to be found."""
-        given, x = aim.given, aim.truth
+        observation, x = aim.observation, aim.truth
         shared = SharedGradient(
-            given.message,
+            observation.message,
             y[:, None],
             tuple(x.shape[1:]),
-            noise_std=given.noise_std,
+            noise_std=observation.noise_std,
             index=(self.index[row],),
         )
-        found = self._engine(given, tuple(x.shape[1:])).run(
-            given.gradients,
+        reconstruction = self._engine(observation, tuple(x.shape[1:])).run(
+            observation.gradients,
             shared,
             pixels=self._pixels(),
             start=self._start(x),
             seed=seed,
             restarts=self.restarts,
         )
-        truth = given.gradients(x, y) - given.message
-        left = float(truth.norm() / given.message.norm().clamp_min(1e-300))
-        status = found.status[0]
+        truth = observation.gradients(x, y) - observation.message
+        left = float(truth.norm() / observation.message.norm().clamp_min(1e-300))
+        status = reconstruction.status[0]
         if status.word != "failed":
-            blank, _ = uninformed(given.gradients, shared, y[:, None], self._pixels())
-            status = conclusive(float(found.relative[0]), left, float(blank[0]))
-        return found.images, status
+            blank, _ = uninformed(
+                observation.gradients, shared, y[:, None], self._pixels()
+            )
+            status = conclusive(
+                float(reconstruction.relative[0]), left, float(blank[0])
+            )
+        return reconstruction.images, status
 
     def _mean_image(self, x: Tensor) -> Tensor:
         """The mean image, network input."""
@@ -300,13 +301,13 @@ class ProbeAttack:
         near = self.start == "near"
         return Start.near(x, self.radius) if near else Start(self.start)
 
-    def _engine(self, given: Observation, shape: tuple[int, ...]) -> Attack:
+    def _engine(self, observation: Observation, shape: tuple[int, ...]) -> Attack:
         engine = self.engine
         if isinstance(engine, BaseAttack):
             engine = engine.fit_to(
                 shape, prior_std=self.prior_std, prior_mean=self.prior_mean
             )
-        if given.distance == "l2":
+        if observation.distance == "l2":
             return engine
         try:
             changed: Attack = engine.changed(distance="cosine")  # type: ignore[attr-defined]
@@ -322,15 +323,17 @@ class ProbeAttack:
 
     def _quality(self, images: Tensor, x: Tensor) -> tuple[float, float]:
         name = f"lpips_{lpips_net()}"
-        found = quality(
+        result = quality(
             images.cpu().double(),
             x.cpu(),
             pixels=self._pixels(),
             data_range=self.data_range,
             metrics=("psnr", name) if x.ndim == 4 else ("psnr",),
         )
-        known = name in found
-        return float(found["psnr"][0]), float(found[name][0]) if known else math.nan
+        perceptual = name in result
+        return float(result["psnr"][0]), float(
+            result[name][0]
+        ) if perceptual else math.nan
 
 
 def predictions(

@@ -83,8 +83,8 @@ class Answers:
         Args:
             row: which sample.
         """
-        known = [answer.knowledge.mixing for answer in self.each]
-        return [mixing.select(row) for mixing in known if mixing is not None]
+        mixings = [answer.knowledge.mixing for answer in self.each]
+        return [mixing.select(row) for mixing in mixings if mixing is not None]
 
     @property
     def delta_norm(self) -> Float[Tensor, " n"]:
@@ -99,11 +99,11 @@ class Aim:
     """What an attacker matches, and what there is to be found.
 
     Attributes:
-        given: what is matched.
+        observation: what is matched.
         truth: the image that matches it, ``(1, ...)``, network input.
     """
 
-    given: Observation
+    observation: Observation
     truth: Float[Tensor, "one ..."]
 
 
@@ -140,8 +140,8 @@ def plain(samples: Samples, answers: Answers, row: int) -> Aim:
     """
     mean = answers.mean
     std = math.sqrt(float(mean.variance[row]) / mean.gradient.shape[1])
-    given = Observation(samples.gradients, mean.gradient[row : row + 1], std)
-    return Aim(given, samples.x[row : row + 1])
+    observation = Observation(samples.gradients, mean.gradient[row : row + 1], std)
+    return Aim(observation, samples.x[row : row + 1])
 
 
 def informed(samples: Samples, answers: Answers, row: int) -> Aim:
@@ -152,8 +152,8 @@ def informed(samples: Samples, answers: Answers, row: int) -> Aim:
         answers: the messages, not of mixtures; their mean is attacked.
         row: which.
     """
-    given = observed(samples.gradients, answers.mean, row)
-    return Aim(given, samples.x[row : row + 1])
+    observation = observed(samples.gradients, answers.mean, row)
+    return Aim(observation, samples.x[row : row + 1])
 
 
 def mixtures(samples: Samples, answers: Answers, row: int) -> tuple[Aim, ...]:
@@ -166,16 +166,23 @@ def mixtures(samples: Samples, answers: Answers, row: int) -> tuple[Aim, ...]:
     """
     aims = []
     for answer, mixing in zip(answers.each, answers.mixings(row), strict=True):
-        given = observed(samples.gradients, answer, row)
-        aims.append(Aim(given, mixing.mixed.to(samples.x)))
+        observation = observed(samples.gradients, answer, row)
+        aims.append(Aim(observation, mixing.mixed.to(samples.x)))
     return tuple(aims)
 
 
 def tells_all(answers: Answers) -> bool:
     """Whether there is nothing about the defense that the plain attacker lacks."""
-    known = answers.mean.knowledge
-    isotropic = known.covariance is None or isinstance(known.covariance, Isotropic)
-    return isotropic and known.kept is None and known.clip is None and not answers.mixed
+    knowledge = answers.mean.knowledge
+    isotropic = knowledge.covariance is None or isinstance(
+        knowledge.covariance, Isotropic
+    )
+    return (
+        isotropic
+        and knowledge.kept is None
+        and knowledge.clip is None
+        and not answers.mixed
+    )
 
 
 def reimagined(
@@ -199,5 +206,5 @@ def reimagined(
     at = Samples(samples.gradients, image.to(samples.x), samples.y[row : row + 1])
     guess = defense.protect(at.gradient, generator=stream(seed, 2), samples=at)
     guess = replace(guess, gradient=answers.mean.gradient[row : row + 1])
-    given = observed(samples.gradients, guess, queries=answers.queries)
-    return Aim(given, samples.x[row : row + 1])
+    observation = observed(samples.gradients, guess, queries=answers.queries)
+    return Aim(observation, samples.x[row : row + 1])

@@ -155,8 +155,8 @@ def named_mixtures(
             "mixup needs samples to mix with, which are not attacked; pass "
             "partners=(x, y), for instance other samples of the training data."
         )
-    given: Sequence[object] = partners
-    if len(given) != 2 or not all(isinstance(p, Tensor) for p in given):
+    pair: Sequence[object] = partners
+    if len(pair) != 2 or not all(isinstance(p, Tensor) for p in pair):
         raise TypeError(
             "partners must be (samples, labels), two tensors; convert arrays with "
             "torch.as_tensor."
@@ -190,8 +190,8 @@ def check_coefficients(coefficients: Sequence[float]) -> None:
         TypeError: for what is not a number.
         ValueError: for no list, or numbers out of range or twice.
     """
-    given: object = coefficients
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    listed: object = coefficients
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
         raise ValueError(
             f"mixup must be a list of coefficients, such as [0.9, 0.5], got "
             f"{coefficients!r}."

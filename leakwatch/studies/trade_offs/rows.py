@@ -131,14 +131,16 @@ class TradeOffRow:
         messages = [a for cell in cells for a in cell.attacked]
         applied = [cell.applied for cell in cells if cell.applied is not None]
         failed = [cell for cell in cells if not cell.status.usable]
-        found = {
+        outcomes = {
             who: [a.outcomes[who] for a in messages if who in a.outcomes]
             for who in attackers
         }
-        good = {who: [o for o in all if o.status.usable] for who, all in found.items()}
+        good = {
+            who: [o for o in all if o.status.usable] for who, all in outcomes.items()
+        }
         # Half of the messages of cells that failed are unknown as well.
         expected = max((len(c.attacked) for c in cells), default=0) * len(cells)
-        known = {who: 2 * len(g) >= max(expected, 1) for who, g in good.items()}
+        enough = {who: 2 * len(g) >= max(expected, 1) for who, g in good.items()}
         return cls(
             defense=cells[0].defense,
             budget=cells[0].budget,
@@ -146,7 +148,7 @@ class TradeOffRow:
             seed=seed,
             accuracy=_mean([c.accuracy for c in cells]),
             psnr={
-                who: _median([o.psnr for o in g]) if known[who] else math.nan
+                who: _median([o.psnr for o in g]) if enough[who] else math.nan
                 for who, g in good.items()
             },
             worst={
@@ -154,11 +156,13 @@ class TradeOffRow:
                 for who, g in good.items()
             },
             lpips={
-                who: _median([o.lpips for o in g]) if known[who] else math.nan
+                who: _median([o.lpips for o in g]) if enough[who] else math.nan
                 for who, g in good.items()
             },
-            predicted={w: _median([o.predicted for o in g]) for w, g in found.items()},
-            inconclusive={w: len(found[w]) - len(good[w]) for w in attackers},
+            predicted={
+                w: _median([o.predicted for o in g]) for w, g in outcomes.items()
+            },
+            inconclusive={w: len(outcomes[w]) - len(good[w]) for w in attackers},
             messages=len(messages),
             training_asked=_mean([a.asked for a in applied]),
             training_norm=_mean([a.norm for a in applied]),
@@ -246,10 +250,10 @@ def finite_or_none(value: object) -> object:
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [v for v in values if not math.isnan(v)]
-    return fmean(known) if known else math.nan
+    numbers = [v for v in values if not math.isnan(v)]
+    return fmean(numbers) if numbers else math.nan
 
 
 def _median(values: Sequence[float]) -> float:
-    known = [v for v in values if not math.isnan(v)]
-    return median(known) if known else math.nan
+    numbers = [v for v in values if not math.isnan(v)]
+    return median(numbers) if numbers else math.nan

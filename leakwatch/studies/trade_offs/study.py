@@ -257,13 +257,13 @@ def _cell(
 
 
 def _chosen(attackers: Sequence[Attacker]) -> tuple[Attacker, ...]:
-    given = (attackers,) if isinstance(attackers, str) else tuple(attackers)
-    unknown = [who for who in given if who not in ATTACKERS]
-    if unknown or not given:
+    named = (attackers,) if isinstance(attackers, str) else tuple(attackers)
+    unknown = [who for who in named if who not in ATTACKERS]
+    if unknown or not named:
         raise ValueError(
             f"attackers must be some of {', '.join(ATTACKERS)}, got {attackers!r}."
         )
-    return tuple(who for who in ATTACKERS if who in given)
+    return tuple(who for who in ATTACKERS if who in named)
 
 
 def _line(cell: Cell, attackers: tuple[Attacker, ...], unit: Unit) -> str:
@@ -271,6 +271,6 @@ def _line(cell: Cell, attackers: tuple[Attacker, ...], unit: Unit) -> str:
     if not cell.status.usable:
         return f"{name}, seed {cell.seed}: {cell.status}"
     row = TradeOffRow.of([cell], attackers, cell.seed)
-    found = ", ".join(f"{who} {decibels(row.psnr[who])}" for who in attackers)
+    reached = ", ".join(f"{who} {decibels(row.psnr[who])}" for who in attackers)
     accuracy = f"accuracy {100 * cell.accuracy:.1f} %"
-    return f"{name}, seed {cell.seed}: {accuracy}; attacks, dB: {found}"
+    return f"{name}, seed {cell.seed}: {accuracy}; attacks, dB: {reached}"

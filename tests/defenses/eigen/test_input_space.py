@@ -303,7 +303,7 @@ def test_a_part_of_a_gradient_becomes_that_part_of_the_moved_image(
 def solved(size: Callable[[float], float], target: float, start: float) -> _Search:
     search = _Search(target, start)
     while search.open and search.tries < MOST_TRIES:
-        search.found(size(search.t), search.t)
+        search.take(size(search.t), search.t)
     return search
 
 

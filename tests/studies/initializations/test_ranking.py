@@ -87,7 +87,7 @@ def test_one_of_everything_tells_nothing_apart() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="does not say by itself which end"):
         rank(noisy(0.0), ["a"], Quantity("x"), log=False)
-    with pytest.raises(ValueError, match=r"level must lie inside \(0, 1\), got 95"):
+    with pytest.raises(ValueError, match=r"level must lie in \(0, 1\), got 95"):
         rank(noisy(0.0), ["a"], MORE, log=False, level=95)
 
 

@@ -234,7 +234,7 @@ def test_mistakes() -> None:
         ("repeats must be at least 1", ["xavier"], {"repeats": 0}),
         ("unknown attack 'dlgg'", ["xavier"], {"attacks": ["dlgg"]}),
         ("different names", ["xavier"], {"attacks": ["gs", "gs"]}),
-        ("a different number for each", ["xavier"], {"index": [1, 1, 2, 3, 4, 5]}),
+        ("data-set index 1 occurs twice", ["xavier"], {"index": [1, 1, 2, 3, 4, 5]}),
     ):
         with pytest.raises(ValueError, match=match):
             compare_initializations(net, x, y, schemes, **more)

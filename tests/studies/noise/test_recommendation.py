@@ -189,8 +189,8 @@ def test_mistakes() -> None:
     net = network()
     for match, more in (
         (r"share must lie in \(0, 1\], got 90", {"share": 90}),
-        ("rounds at least 1", {"rounds": 0}),
-        ("check and slack must be at least 0", {"slack": -1.0}),
+        ("rounds must be at least 1, got 0", {"rounds": 0}),
+        ("slack must be at least 0 and finite, got -1", {"slack": -1.0}),
         ("target_psnr must be a finite number", {"target_psnr": math.inf}),
     ):
         with pytest.raises(ValueError, match=match):

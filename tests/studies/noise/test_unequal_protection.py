@@ -123,5 +123,5 @@ def test_mistakes() -> None:
     x, y = samples()
     with pytest.raises(ValueError, match="noise_std must be positive"):
         leakwatch.unfairness(network(), x, y, -1.0)
-    with pytest.raises(ValueError, match=r"inside \(0, 1\), got 95"):
+    with pytest.raises(ValueError, match=r"level must lie in \(0, 1\), got 95"):
         leakwatch.unfairness(network(), x, y, 1.0, level=95)
