@@ -11,7 +11,6 @@ better than a Gaussian one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.measure.gaussian_channel import (
@@ -22,14 +21,42 @@ from leakwatch.scores.measure.gaussian_channel import (
     noise_for_squared_error,
     sampled_noise_for,
 )
-from leakwatch.scores.measure.plan import Need
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.norms import root
-from leakwatch.scores.registry import Direction, Score, register
+from leakwatch.scores.registry import scored
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
+_NO_NOISE = Value.without(
+    "not computed", "needs noise_std, also when a perturbation delta is given"
+)
 
+
+@scored(
+    "i2f",
+    "bayes",
+    needs={"spectrum", "noise"},
+    unit="dB",
+    direction="higher = more exposed",
+    meaning="Quality of the picture predicted for the best attacker who knows mean and "
+    "spread of the pixels.",
+    source="Bayesian form of I²F (linear Gaussian channel)",
+)
+def i2f_bayes_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
+    """Predicted PSNR of the best estimator with a Gaussian prior."""
+    return psnr(i2f_bayes(spectrum, settings), spectrum.d_x, settings.data_range)
+
+
+@scored(
+    "i2f",
+    "bayes",
+    needs={"spectrum", "noise"},
+    unit="pixel (norm over the image)",
+    direction="higher = less exposed",
+    meaning="Recovery error predicted for the best attacker who knows mean and spread "
+    "of the pixels.",
+    source="Bayesian form of I²F (linear Gaussian channel)",
+)
 def i2f_bayes(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """√Σ s²R²/(s²+λ_iR²), the error of the best estimator, in pixel units.
 
@@ -44,11 +71,14 @@ def i2f_bayes(spectrum: SampleSpectrum, settings: Settings) -> Value:
     return mean_error(spectrum, settings, settings.noise_std)
 
 
-def i2f_bayes_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
-    """Predicted PSNR of the best estimator with a Gaussian prior."""
-    return psnr(i2f_bayes(spectrum, settings), spectrum.d_x, settings.data_range)
-
-
+@scored(
+    "bayes",
+    needs={"spectrum", "noise"},
+    unit="bit",
+    direction="higher = more exposed",
+    meaning="Information about the image that its noisy gradient carries.",
+    source="mutual information of the linear Gaussian channel",
+)
 def leaked_bits(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """½ Σ log₂(1 + λ_iR²/s²), information about the image in its noisy gradient.
 
@@ -59,6 +89,15 @@ def leaked_bits(spectrum: SampleSpectrum, settings: Settings) -> Value:
     return information(spectrum, settings, settings.noise_std)
 
 
+@scored(
+    "bayes",
+    needs={"lambda_max", "noise"},
+    unit="1 / pixel",
+    direction="higher = more exposed",
+    meaning="Without knowledge of images (unbiased), no attacker finds any pixel with "
+    "a variance below 1 over the square of this.",
+    source="Hannun, Guo & van der Maaten, UAI 2021",
+)
 def fisher_information_loss(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """√λ_1/s (Hannun, Guo & van der Maaten 2021)."""
     if settings.noise_std is None:
@@ -67,6 +106,15 @@ def fisher_information_loss(spectrum: SampleSpectrum, settings: Settings) -> Val
     return Value(top.number / settings.noise_std, top.status)
 
 
+@scored(
+    "bayes",
+    needs={"spectrum"},
+    unit="gradient",
+    direction="higher = more exposed",
+    meaning="Gaussian noise on the gradient that holds this sample to the target "
+    "predicted PSNR; more is needed for a more exposed sample.",
+    source="inverse of i2f_bayes",
+)
 def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """The s at which i2f_bayes, averaged over the noise, predicts ``target_psnr``.
 
@@ -90,84 +138,3 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     if whole is None:
         return sampled_noise_for(spectrum, settings, wanted)
     return whole.judged(lambda gain: noise_for_squared_error(whole, gain, wanted))
-
-
-_NO_NOISE = Value.without(
-    "not computed", "needs noise_std, also when a perturbation delta is given"
-)
-
-
-def _score(
-    compute: Callable[[SampleSpectrum, Settings], Value],
-    needs: set[Need],
-    unit: str,
-    meaning: str,
-    source: str,
-    direction: Direction,
-    *groups: str,
-) -> None:
-    register(
-        Score(
-            name=compute.__name__,
-            compute=compute,
-            needs=frozenset(needs),
-            unit=unit,
-            direction=direction,
-            meaning=meaning,
-            source=source,
-        ),
-        *groups,
-    )
-
-
-_score(
-    i2f_bayes_psnr,
-    {"spectrum", "noise"},
-    "dB",
-    "Quality of the picture predicted for the best attacker who knows mean and spread "
-    "of the pixels.",
-    "Bayesian form of I²F (linear Gaussian channel)",
-    "higher = more exposed",
-    "i2f",
-    "bayes",
-)
-_score(
-    i2f_bayes,
-    {"spectrum", "noise"},
-    "pixel (norm over the image)",
-    "Recovery error predicted for the best attacker who knows mean and spread of the "
-    "pixels.",
-    "Bayesian form of I²F (linear Gaussian channel)",
-    "higher = less exposed",
-    "i2f",
-    "bayes",
-)
-_score(
-    leaked_bits,
-    {"spectrum", "noise"},
-    "bit",
-    "Information about the image that its noisy gradient carries.",
-    "mutual information of the linear Gaussian channel",
-    "higher = more exposed",
-    "bayes",
-)
-_score(
-    fisher_information_loss,
-    {"lambda_max", "noise"},
-    "1 / pixel",
-    "Without knowledge of images (unbiased), no attacker finds any pixel with a "
-    "variance below 1 over the square of this.",
-    "Hannun, Guo & van der Maaten, UAI 2021",
-    "higher = more exposed",
-    "bayes",
-)
-_score(
-    noise_std_for_psnr,
-    {"spectrum"},
-    "gradient",
-    "Gaussian noise on the gradient that holds this sample to the target predicted "
-    "PSNR; more is needed for a more exposed sample.",
-    "inverse of i2f_bayes",
-    "higher = more exposed",
-    "bayes",
-)

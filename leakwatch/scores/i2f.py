@@ -10,20 +10,50 @@ noise, in closed form. For one given δ they are the norms for that δ.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from leakwatch.scores.measure.plan import Need
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.norms import root
-from leakwatch.scores.registry import Direction, Score, register
+from leakwatch.scores.registry import scored
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
+_i2f = functools.partial(scored, "i2f")
+_PAPER = "I²F, Zhang et al., NeurIPS 2023"
+_DIRECTIONS = "the directions that the gradient shows least decide, and they"
+_NO_JACOBIAN = Value.without(
+    "undefined",
+    "infinite: the gradient does not depend on the image (H = 0), so there is nothing "
+    "to invert",
+)
+_NO_NOISE = Value.without("not computed", "needs noise_std, or a perturbation delta")
 
+
+@_i2f(
+    needs={"spectrum", "noise"},
+    unit="dB",
+    direction="higher = more exposed",
+    meaning="Quality of the picture predicted for a perfect attacker who knows nothing "
+    "about images.",
+    source=f"{_PAPER}, Eq. 4, 6",
+)
+def i2f_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
+    """Predicted PSNR of the attack: RMSE = i2f/√d_x against the data range."""
+    return psnr(i2f(spectrum, settings), spectrum.d_x, settings.data_range)
+
+
+@_i2f(
+    needs={"spectrum", "noise"},
+    unit="pixel (norm over the image)",
+    direction="higher = less exposed",
+    meaning="Recovery error predicted for a perfect attacker who knows nothing about "
+    "images.",
+    source=f"{_PAPER}, Eq. 4, 6",
+)
 def i2f(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖(H+εI)⁻¹Jᵀδ‖ (Eq. 4, damped as in Sec. 4).
 
@@ -92,6 +122,14 @@ def _given(spectrum: SampleSpectrum, eps: float) -> Value:
     )
 
 
+@_i2f(
+    needs={"lambda_max", "trace", "noise"},
+    unit="pixel (norm over the image)",
+    direction="higher = less exposed",
+    meaning="Lower bound of i2f; always holds, often far too small to predict an "
+    "attack.",
+    source=f"{_PAPER}, Eq. 5",
+)
 def i2f_lb(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖Jᵀδ‖/λ_1, the lower bound of I²F (Eq. 5).
 
@@ -107,6 +145,15 @@ def i2f_lb(spectrum: SampleSpectrum, settings: Settings) -> Value:
     return Value(nom.number / top.number, nom.status)
 
 
+@_i2f(
+    needs={"trace", "noise"},
+    unit="gradient² / pixel",
+    direction="higher = less exposed",
+    meaning="Numerator of i2f_lb: the noise as it arrives at the image. Under equal "
+    "noise it is jacobian_norm times noise_std, and that is claimed to mean the "
+    "opposite.",
+    source=f"{_PAPER}, Sec. 4",
+)
 def i2f_nom(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖Jᵀδ‖, the numerator of the lower bound (Sec. 4); Gaussian: s √Σλ_i."""
     if spectrum.pulled is not None:
@@ -115,11 +162,6 @@ def i2f_nom(spectrum: SampleSpectrum, settings: Settings) -> Value:
         return _NO_NOISE
     size = root(spectrum.trace)
     return Value(settings.noise_std * size.number, size.status)
-
-
-def i2f_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
-    """Predicted PSNR of the attack: RMSE = i2f/√d_x against the data range."""
-    return psnr(i2f(spectrum, settings), spectrum.d_x, settings.data_range)
 
 
 def psnr(error: Value, d_x: int, data_range: float) -> Value:
@@ -149,73 +191,9 @@ def psnr(error: Value, d_x: int, data_range: float) -> Value:
     )
 
 
-_DIRECTIONS = "the directions that the gradient shows least decide, and they"
-_NO_JACOBIAN = Value.without(
-    "undefined",
-    "infinite: the gradient does not depend on the image (H = 0), so there is nothing "
-    "to invert",
-)
-_NO_NOISE = Value.without("not computed", "needs noise_std, or a perturbation delta")
-
-
 def _ratio(
     numerator: Tensor | float, denominator: Tensor, at_zero: float = math.inf
 ) -> Tensor:
     """A quotient with a value of its own where the denominator is zero."""
     safe = torch.where(denominator > 0, denominator, 1.0)
     return torch.where(denominator > 0, numerator / safe, at_zero)
-
-
-def _score(
-    compute: Callable[[SampleSpectrum, Settings], Value],
-    needs: set[Need],
-    unit: str,
-    meaning: str,
-    where: str,
-    direction: Direction = "higher = less exposed",
-) -> None:
-    register(
-        Score(
-            name=compute.__name__,
-            compute=compute,
-            needs=frozenset(needs | {"noise"}),
-            unit=unit,
-            direction=direction,
-            meaning=meaning,
-            source=f"I²F, Zhang et al., NeurIPS 2023, {where}",
-        ),
-        "i2f",
-    )
-
-
-_score(
-    i2f_psnr,
-    {"spectrum"},
-    "dB",
-    "Quality of the picture predicted for a perfect attacker who knows nothing about "
-    "images.",
-    "Eq. 4, 6",
-    "higher = more exposed",
-)
-_score(
-    i2f,
-    {"spectrum"},
-    "pixel (norm over the image)",
-    "Recovery error predicted for a perfect attacker who knows nothing about images.",
-    "Eq. 4, 6",
-)
-_score(
-    i2f_lb,
-    {"lambda_max", "trace"},
-    "pixel (norm over the image)",
-    "Lower bound of i2f; always holds, often far too small to predict an attack.",
-    "Eq. 5",
-)
-_score(
-    i2f_nom,
-    {"trace"},
-    "gradient² / pixel",
-    "Numerator of i2f_lb: the noise as it arrives at the image. Under equal noise it "
-    "is jacobian_norm times noise_std, and that is claimed to mean the opposite.",
-    "Sec. 4",
-)

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
-from leakwatch.scores.registry import Score, register
+from leakwatch.scores.registry import scored
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
+_norm = functools.partial(scored, "norms", direction="higher = more exposed")
 
+
+@_norm(
+    unit="gradient",
+    meaning="Norm of the shared gradient; near zero, any noise hides the image.",
+    source="common heuristic, e.g. Geiping et al. 2020; a baseline",
+)
 def grad_norm(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖g‖, the norm of the sample's gradient."""
     return spectrum.grad_norm
 
 
-def loss(spectrum: SampleSpectrum, settings: Settings) -> Value:
-    """The sample's own loss; a confident sample shares a small gradient."""
-    return spectrum.loss
-
-
+@_norm(
+    needs={"trace"},
+    unit="gradient / pixel",
+    meaning="How strongly the gradient reacts to the image, over all directions.",
+    source="Mo et al. 2021 (EuroS&P), sensitivity; a baseline",
+)
 def jacobian_norm(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖J‖_F = √Σλ_i (Mo et al. 2021)."""
     return root(spectrum.trace)
+
+
+@_norm(
+    unit="nat",
+    meaning="Loss of the sample; where it vanishes, so does the shared gradient.",
+    source="a baseline",
+)
+def loss(spectrum: SampleSpectrum, settings: Settings) -> Value:
+    """The sample's own loss; a confident sample shares a small gradient."""
+    return spectrum.loss
 
 
 def root(value: Value) -> Value:
@@ -30,41 +49,3 @@ def root(value: Value) -> Value:
     if math.isnan(value.number):
         return value
     return Value(math.sqrt(max(value.number, 0.0)), value.status)
-
-
-register(
-    Score(
-        name="grad_norm",
-        compute=grad_norm,
-        needs=frozenset(),
-        unit="gradient",
-        direction="higher = more exposed",
-        meaning="Norm of the shared gradient; near zero, any noise hides the image.",
-        source="common heuristic, e.g. Geiping et al. 2020; a baseline",
-    ),
-    "norms",
-)
-register(
-    Score(
-        name="jacobian_norm",
-        compute=jacobian_norm,
-        needs=frozenset({"trace"}),
-        unit="gradient / pixel",
-        direction="higher = more exposed",
-        meaning="How strongly the gradient reacts to the image, over all directions.",
-        source="Mo et al. 2021 (EuroS&P), sensitivity; a baseline",
-    ),
-    "norms",
-)
-register(
-    Score(
-        name="loss",
-        compute=loss,
-        needs=frozenset(),
-        unit="nat",
-        direction="higher = more exposed",
-        meaning="Loss of the sample; where it vanishes, so does the shared gradient.",
-        source="a baseline",
-    ),
-    "norms",
-)

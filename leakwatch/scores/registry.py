@@ -12,6 +12,8 @@ from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 
 Direction: TypeAlias = Literal["higher = more exposed", "higher = less exposed"]
+#: What computes a score from what was measured about a sample.
+Formula: TypeAlias = Callable[[SampleSpectrum, Settings], Value]
 
 
 @final
@@ -32,7 +34,7 @@ class Score:
     """
 
     name: str
-    compute: Callable[[SampleSpectrum, Settings], Value]
+    compute: Formula
     needs: frozenset[Need]
     unit: str
     direction: Direction
@@ -74,6 +76,44 @@ def register(score: Score, *groups: str) -> Score:
     for group in groups:
         _GROUPS.setdefault(group, []).append(score.name)
     return score
+
+
+def scored(
+    *groups: str,
+    needs: Iterable[Need] = (),
+    unit: str,
+    direction: Direction,
+    meaning: str,
+    source: str,
+) -> Callable[[Formula], Formula]:
+    """Registers the formula that follows as the score of its own name.
+
+    Args:
+        groups: as for :func:`register`.
+        needs: as in :class:`Score`, like all that follow.
+        unit: in words.
+        direction: which end means more exposure.
+        meaning: one sentence.
+        source: paper and equation.
+
+    Returns:
+        A decorator that gives the formula back.
+    """
+
+    def registered(compute: Formula) -> Formula:
+        score = Score(
+            name=compute.__name__,
+            compute=compute,
+            needs=frozenset(needs),
+            unit=unit,
+            direction=direction,
+            meaning=meaning,
+            source=source,
+        )
+        register(score, *groups)
+        return compute
+
+    return registered
 
 
 def available() -> tuple[str, ...]:

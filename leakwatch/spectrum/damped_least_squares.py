@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -43,29 +44,37 @@ class DampedSolution:
     whose damping is √ε). The space does not depend on ε, so neither do the products.
 
     Attributes:
-        sigma: singular values of L.
-        along: left coordinates of ‖b‖e_1.
-        right: right singular vectors of L as columns.
+        lower: L.
         length: ‖b‖.
         next: α_{k+1} β_{k+1}, what couples the space to the rest; 0 when it is
             invariant.
         centre: coordinates of the point c, zero unless one was given.
         outside: what of ‖c‖ lies outside of the space.
-        products: products with J and with Jᵀ spent.
         basis: rows of V_kᵀ, where they were kept.
-        lower: L, where the basis was kept.
     """
 
-    sigma: Float[Tensor, " k"]
-    along: Float[Tensor, " k"]
-    right: Float[Tensor, "k k"]
+    lower: Float[Tensor, "rows k"]
     length: float
     next: float
     centre: Float[Tensor, " k"]
     outside: float
-    products: int
     basis: Float[Tensor, "k n"] | None = None
-    lower: Float[Tensor, "rows k"] | None = None
+
+    @property
+    def products(self) -> int:
+        """Products with J and with Jᵀ spent."""
+        return self.lower.shape[1]
+
+    @property
+    def sigma(self) -> Float[Tensor, " k"]:
+        """Singular values of L."""
+        return self._svd[1]
+
+    @cached_property
+    def _svd(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Left coordinates of ‖b‖e_1, singular values, right vectors as columns."""
+        left, sigma, right = torch.linalg.svd(self.lower, full_matrices=False)
+        return left[0] * self.length, sigma, right.mT
 
     def at(
         self, epsilon: float, lower: float = 0.0, *, shift: float = 0.0
@@ -79,10 +88,11 @@ class DampedSolution:
             shift: what to add to the singular values that are inverted, to see what
                 an error of J does.
         """
+        along, sigma, right = self._svd
         lengths = self._lengths(epsilon, shift)
-        y = self.right @ lengths
-        inside = float((self.along - self.sigma * lengths).square().sum())
-        beyond = max(self.length**2 - float(self.along.square().sum()), 0.0)
+        y = right @ lengths
+        inside = float((along - sigma * lengths).square().sum())
+        beyond = max(self.length**2 - float(along.square().sum()), 0.0)
         gradient = self.next * float(y[-1].abs()) if len(y) else 0.0
         least = epsilon + lower
         error = 0.0 if gradient == 0 else math.inf
@@ -108,7 +118,7 @@ class DampedSolution:
         """
         if self.basis is None:
             raise ValueError("the basis was not kept; use damped(..., keep=True).")
-        y = self.right @ self._lengths(epsilon, shift)
+        y = self._svd[2] @ self._lengths(epsilon, shift)
         return self.basis.mT @ y.to(self.basis.device)
 
     def earlier(self, steps: int) -> DampedSolution:
@@ -122,7 +132,7 @@ class DampedSolution:
         Raises:
             ValueError: if the basis was not kept, or for another number of steps.
         """
-        if self.basis is None or self.lower is None:
+        if self.basis is None:
             raise ValueError("the basis was not kept; use damped(..., keep=True).")
         if not 0 <= steps <= self.products:
             raise ValueError(
@@ -130,26 +140,21 @@ class DampedSolution:
             )
         if steps == self.products:
             return self
-        lower = self.lower[: steps + 1, :steps]
-        left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
         coupling = self.lower[steps, steps] * self.lower[steps, steps - 1]
-        return replace(
-            self,
-            sigma=sigma,
-            along=left[0] * self.length,
-            right=right.mT,
+        return DampedSolution(
+            lower=self.lower[: steps + 1, :steps],
+            length=self.length,
             next=float(coupling) if steps else 0.0,
-            centre=sigma.new_zeros(steps),
+            centre=self.centre.new_zeros(steps),
             outside=0.0,
-            products=steps,
             basis=self.basis[:steps],
-            lower=lower,
         )
 
     def _lengths(self, epsilon: float, shift: float) -> Tensor:
-        system = (self.sigma + shift).clamp_min(0.0).square() + epsilon
+        along, sigma, _ = self._svd
+        system = (sigma + shift).clamp_min(0.0).square() + epsilon
         safe = torch.where(system > 0, system, 1.0)
-        return torch.where(system > 0, self.sigma * self.along / safe, 0.0)
+        return torch.where(system > 0, sigma * along / safe, 0.0)
 
     def amplification(self, epsilon: float, lower: float, size: int) -> float:
         """√Σ 1/(λ_i + ε)², what unit errors of Jᵀb along all n directions become.
@@ -273,22 +278,17 @@ def _solution(
 ) -> DampedSolution:
     """What the space of one sample holds."""
     lower = chain.lower(i)
-    left, sigma, right = torch.linalg.svd(lower, full_matrices=False)
-    k = len(sigma)
+    k = lower.shape[1]
     basis = chain.vectors[i, :k]
     inside = basis @ centre
     coupling = 0.0
     if k and not bool(chain.closed[i]):
         coupling = float(chain.alpha[i, k - 1] * chain.beta[i, k - 1])
     return DampedSolution(
-        sigma=sigma,
-        along=left[0] * length,
-        right=right.mT,
+        lower=lower,
         length=length,
         next=coupling,
         centre=inside.cpu(),
         outside=float((centre - basis.mT @ inside).norm()),
-        products=k,
         basis=basis.clone() if keep else None,
-        lower=lower if keep else None,
     )

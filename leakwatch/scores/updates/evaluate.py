@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from leakwatch.checks import check_shape
+from leakwatch.checks import check_number, check_shape
 from leakwatch.derivatives import GradientMap
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.registry import Score
@@ -63,7 +63,8 @@ def evaluate_update(
     """
     started = time.perf_counter()
     effort = Effort() if effort is None else effort
-    _check_alpha(alpha)
+    if alpha is not None:
+        check_number("alpha", alpha, "[0, 1]", example=0.5)
     if not (effort.blocks or effort.joint):
         raise ValueError("blocks and joint are both False, so there is no score.")
     clients: list[_Client] = []
@@ -115,18 +116,6 @@ def check_clients(
             f"the labels of client {int((~same).nonzero()[0])} are not those of its "
             f"update; give x and y in the order of update.final."
         )
-
-
-def _check_alpha(alpha: object) -> None:
-    if alpha is None:
-        return
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise TypeError(
-            f"alpha must be a number in [0, 1] or None, got {alpha!r} "
-            f"({type(alpha).__name__}); for instance alpha=0.5, the same for all."
-        )
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be in [0, 1], got {alpha}; 1 is w_0, 0 is w_T.")
 
 
 @final

@@ -608,7 +608,7 @@ WRONG: dict[str, tuple[Callable[[Problem], dict[str, Any]], type[Exception], str
     "x list": (lambda p: {"x": p.x.tolist()}, TypeError, "inputs .* got a list"),
     "y nothing": (lambda p: {"y": None}, TypeError, "labels .* got a NoneType"),
     "NaN": (broken_input, ValueError, "client 1: the input of sample 0 holds NaN"),
-    "alpha": (lambda p: {"alpha": 1.5}, ValueError, r"alpha must be in \[0, 1\]"),
+    "alpha": (lambda p: {"alpha": 1.5}, ValueError, r"alpha must lie in \[0, 1\]"),
     "nothing": (
         lambda p: {"blocks": False, "joint": False},
         ValueError,
