@@ -9,21 +9,18 @@ from typing import Any, final
 
 from torch import Tensor
 
-from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
+from leakwatch.attacks import SharedGradient, Start
 from leakwatch.attacks.base import following
-from leakwatch.callbacks._audit.judging import baselines, judge, psnr_of_starts
+from leakwatch.callbacks._audit.judging import Judge
 from leakwatch.callbacks._audit.plan import (
     Audit,
     Kind,
     chosen,
-    pixel_scale,
     with_prior,
 )
 from leakwatch.callbacks._audit.sharing import share_gradients
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.step import ProbeStep, Share, device_of
-from leakwatch.callbacks._recording.pictures import to_pictures
-from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK, Status, describe_error
 
 __all__ = ["attack_probes"]
@@ -56,29 +53,30 @@ class _ProbeAudit:
     def __init__(
         self, step: ProbeStep, audit: Audit, share: Share, picked: Sequence[int]
     ) -> None:
-        probes, settings = step.probes, step.settings
-        self._step, self._probes, self._settings = step, probes, settings
-        self._module, self._gradients = step.module, step.gradients
-        self._audit = with_prior(audit, probes, settings)
-        self._share = share
-        self._pixels = pixel_scale(probes, settings)
+        probes = step.probes
+        self._step, self._share = step, share
+        self._audit = with_prior(audit, probes, step.settings)
+        self._judge = Judge(probes, step.settings)
+        self._place = device_of(step.module)
         self._x, self._y = probes.x[picked], probes.y[picked]
         self._members = [(probes.index[i], int(probes.y[i])) for i in picked]
         self._pictures: dict[str, Any] = {}
 
     def run(self) -> None:
-        constant = self._baselines()
+        everyone = range(len(self._members))
+        for name, values in self._judge.baselines(self._x).items():
+            self._record(name, values, [OK] * len(values), everyone)
         self._keep_pictures("original", self._x)
         shared, good, failed = self._shared()
         for kind in self._audit.attacks:
             why = failed
             try:
                 if shared is not None:
-                    self._attacked(kind, shared, good, [constant[i] for i in good])
+                    self._attacked(kind, shared, good)
             except Exception as error:
                 text = describe_error(error)
                 self._share.error = self._share.error or text
-                why = dict.fromkeys(range(len(self._members)), text)
+                why = dict.fromkeys(everyone, text)
             if why:
                 self._no_attack(kind, why)
         if self._pictures:
@@ -86,27 +84,17 @@ class _ProbeAudit:
             self._share.attacked = [sample for sample, _ in self._members]
             self._share.attacked_labels = [label for _, label in self._members]
 
-    def _baselines(self) -> list[float]:
-        """Records them, and gives the PSNR of each sample's best constant image."""
-        known = dict(baselines(self._x, self._probes, self._pixels, self._settings))
-        everyone = range(len(self._members))
-        for name, values in known.items():
-            self._record(name, values.tolist(), [OK] * len(everyone), everyone)
-        constant: list[float] = known["audit/baseline/constant_psnr"].tolist()
-        return constant
-
     def _shared(self) -> tuple[SharedGradient | None, list[int], dict[int, str]]:
         """Gradients, whose they are, and why there are none of the others."""
-        place = device_of(self._module)
         why = "the gradient of this sample is not finite"
         shared: SharedGradient | None = None
         good: list[int] = []
         try:
-            with observing(self._module):
+            with observing(self._step.module):
                 shared, good = share_gradients(
-                    self._gradients,
-                    self._x.to(place),
-                    self._y.to(place),
+                    self._step.gradients,
+                    self._x.to(self._place),
+                    self._y.to(self._place),
                     [sample for sample, _ in self._members],
                     self._audit,
                 )
@@ -116,25 +104,31 @@ class _ProbeAudit:
         return shared, good, dict.fromkeys(others, why)
 
     def _attacked(
-        self,
-        kind: Kind,
-        shared: SharedGradient,
-        good: Sequence[int],
-        constant: Sequence[float],
+        self, kind: Kind, shared: SharedGradient, good: Sequence[int]
     ) -> None:
-        x, place = self._x[good], device_of(self._module)
-        with observing(self._module):
-            found = run_attack(
-                self._gradients, shared, x.to(place), kind, self._audit, self._pixels
+        audit, x = self._audit, self._x[good]
+        near = kind == "near"
+        start = Start(audit.start)
+        begun = None
+        if near:
+            start = Start.near(x.to(self._place), audit.radius)
+            begun = self._judge.start_psnr(x, audit.radius, audit.seed, shared.index)
+        attack = audit.attacks[kind]
+        title = f"{attack.name}, {kind} start"
+        with observing(self._step.module), following(audit.progress, title) as told:
+            result = attack.run(
+                self._step.gradients,
+                shared,
+                pixels=self._judge.pixels,
+                start=start,
+                seed=audit.seed,
+                restarts=1 if near else audit.restarts,
+                time_limit=audit.time_limit,
+                progress=told,
             )
-        begun = [math.nan] * len(good)
-        if kind == "near":
-            begun = psnr_of_starts(x, shared, self._audit, self._pixels, self._settings)
-        columns = judge(
-            found, x, self._audit.metrics, self._pixels, self._settings, constant, begun
-        )
+        columns = self._judge.judge(result, x, audit.metrics, begun)
         images = self._x.clone().fill_(math.nan)
-        images[good] = found.images.to("cpu", x.dtype)
+        images[good] = result.images.to("cpu", x.dtype)
         self._keep_pictures(kind, images)
         for name, (values, statuses) in columns.items():
             self._record(f"audit/{kind}/{name}", values, statuses, good)
@@ -146,7 +140,7 @@ class _ProbeAudit:
             self._record(f"audit/{kind}/{name}", nothing, statuses, list(why))
 
     def _keep_pictures(self, name: str, images: Tensor) -> None:
-        pictures = to_pictures(self._pixels.to_pixels(images), self._probes)
+        pictures = self._judge.pictures(images)
         if pictures is not None:
             self._pictures[name] = pictures
 
@@ -161,36 +155,3 @@ class _ProbeAudit:
             self._step.row(*self._members[i], name, value, status)
             for i, value, status in zip(which, values, statuses, strict=True)
         ]
-
-
-def run_attack(
-    gradients: GradientMap,
-    shared: SharedGradient,
-    x: Tensor,
-    kind: Kind,
-    audit: Audit,
-    pixels: PixelScale,
-) -> Reconstruction:
-    """Attacks shared gradients.
-
-    Args:
-        gradients: the gradient map.
-        shared: from :func:`share_gradients`.
-        x: the samples that they came from, for near starts only.
-        kind: of start.
-        audit: how to attack.
-        pixels: of the images.
-    """
-    near = kind == "near"
-    attack = audit.attacks[kind]
-    with following(audit.progress, f"{attack.name}, {kind} start") as told:
-        return attack.run(
-            gradients,
-            shared,
-            pixels=pixels,
-            start=Start.near(x, audit.radius) if near else Start(audit.start),
-            seed=audit.seed,
-            restarts=1 if near else audit.restarts,
-            time_limit=audit.time_limit,
-            progress=told,
-        )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, final
 
+import numpy.typing as npt
 from torch import Tensor
 
-from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.callbacks._audit.plan import Audit
+from leakwatch.attacks import PixelScale, Reconstruction, Start
+from leakwatch.callbacks._recording.pictures import to_pictures
 from leakwatch.probes import ProbeSet
-from leakwatch.quality import best_constant, quality
+from leakwatch.quality import QualityResult, best_constant, quality
 from leakwatch.reporting.words import CLEARLY_ABOVE, HARDLY_BELOW
 from leakwatch.scores import Settings
 from leakwatch.status import OK, Status
 
-__all__ = ["baselines", "judge", "psnr_of_starts"]
+__all__ = ["Judge"]
 
 #: dB by which an attack must beat the best image of one colour to show anything.
 _BEYOND_CONSTANT: Final = 3.0
@@ -24,96 +25,164 @@ _BEYOND_CONSTANT: Final = 3.0
 _STILL: Final = 0.1
 
 
-def psnr_of_starts(
-    x: Tensor,
-    shared: SharedGradient,
-    audit: Audit,
-    pixels: PixelScale,
-    settings: Settings,
-) -> list[float]:
-    """How good the images are from which near attacks begin."""
-    drawn = Start.near(x, audit.radius).draw(
-        targets=len(x),
-        images=1,
-        shape=tuple(x.shape[1:]),
-        seed=audit.seed,
-        pixels=pixels,
-        index=shared.index,
-    )
-    found = quality(
-        pixels.clamp(drawn[0, :, 0]).to(x.dtype),
-        x,
-        pixels=pixels,
-        data_range=settings.data_range,
-        low=pixels.low,
-        metrics=("psnr",),
-    )
-    values: list[float] = found["psnr"].tolist()
-    return values
-
-
-def judge(
-    found: Reconstruction,
-    x: Tensor,
-    metrics: Sequence[str],
-    pixels: PixelScale,
-    settings: Settings,
-    constant: Sequence[float],
-    begun: Sequence[float],
-) -> dict[str, tuple[list[float], list[Status]]]:
-    """Quality, gradient error and verdict of each reconstruction, with statuses.
-
-    A reconstruction that neither shows the sample nor matches its gradient says
-    nothing about the sample: its values carry the attack's own status.
+@final
+class Judge:
+    """Judges reconstructions of probes on the scale of these probes.
 
     Args:
-        found: the reconstructions.
-        x: true samples, network inputs.
-        metrics: of the quality.
-        pixels: of the images.
+        probes: whose normalisation, range and mean image count.
         settings: for the data range.
-        constant: PSNR of the best constant image of each sample.
-        begun: PSNR of the start of each attack, NaN for starts that know nothing.
 
-    Returns:
-        Last part of the quantity's name → values and statuses.
+    Attributes:
+        pixels: normalisation and range of the images.
     """
-    wanted = tuple(dict.fromkeys([*metrics, "psnr"]))
-    result = quality(
-        found.images.to("cpu", x.dtype),
-        x,
-        pixels=pixels,
-        data_range=settings.data_range,
-        low=pixels.low,
-        metrics=wanted,
-    )
-    psnr = result["psnr"].tolist()
-    verdicts = [
-        _verdict(*known)
-        for known in zip(psnr, constant, begun, found.status, strict=True)
-    ]
-    columns: dict[str, tuple[list[float], list[Status]]] = {}
-    for name in metrics:
-        if name in result.absent:
-            gone = Status("not computed", result.absent[name])
-            columns[name] = ([math.nan] * len(x), [gone] * len(x))
-            continue
-        columns[name] = (
-            result[name].tolist(),
+
+    def __init__(self, probes: ProbeSet, settings: Settings) -> None:
+        self.pixels = pixel_scale(probes, settings)
+        self._probes = probes
+        self._data_range = settings.data_range
+
+    def baselines(self, x: Tensor) -> dict[str, list[float]]:
+        """What an attack has to beat, and what is known of an image without any attack.
+
+        Args:
+            x: true samples, network inputs.
+
+        Returns:
+            Name of a quantity → its value for each sample.
+        """
+        mean = self.pixels.to_input(self._probes.prior_mean.to(x)).expand_as(x)
+        seen = self.pixels.to_pixels(x.double())
+        unattacked = {
+            "audit/baseline/constant_psnr": self._quality(best_constant(x), x)["psnr"],
+            "audit/baseline/mean_psnr": self._quality(mean, x)["psnr"],
+            "image_std": seen.reshape(len(x), -1).std(1, correction=0),
+        }
+        if x.ndim == 4:
+            across = seen.diff(dim=-1).abs().flatten(1).mean(1)
+            down = seen.diff(dim=-2).abs().flatten(1).mean(1)
+            unattacked["image_tv"] = (across + down).nan_to_num(0.0)
+        return {name: values.tolist() for name, values in unattacked.items()}
+
+    def start_psnr(
+        self, x: Tensor, radius: float, seed: int, index: Sequence[int] | None
+    ) -> list[float]:
+        """How good the images are from which near attacks begin.
+
+        Args:
+            x: true samples, network inputs.
+            radius: of the starts.
+            seed: of the starts.
+            index: what names each sample's stream.
+        """
+        drawn = Start.near(x, radius).draw(
+            targets=len(x),
+            images=1,
+            shape=tuple(x.shape[1:]),
+            seed=seed,
+            pixels=self.pixels,
+            index=index,
+        )
+        begun = self.pixels.clamp(drawn[0, :, 0]).to(x.dtype)
+        values: list[float] = self._quality(begun, x)["psnr"].tolist()
+        return values
+
+    def judge(
+        self,
+        result: Reconstruction,
+        x: Tensor,
+        metrics: Sequence[str],
+        begun: Sequence[float] | None = None,
+    ) -> dict[str, tuple[list[float], list[Status]]]:
+        """Quality, gradient error and verdict of each reconstruction, with statuses.
+
+        A reconstruction that neither shows the sample nor matches its gradient says
+        nothing about the sample: its values carry the attack's own status.
+
+        Args:
+            result: the reconstructions.
+            x: true samples, network inputs.
+            metrics: of the quality.
+            begun: PSNR of the start of each attack; ``None`` for starts that know
+                nothing.
+
+        Returns:
+            Last part of the quantity's name → values and statuses.
+        """
+        images = result.images.to("cpu", x.dtype)
+        measured = self._quality(images, x, tuple(dict.fromkeys([*metrics, "psnr"])))
+        verdicts = [
+            _verdict(*facts)
+            for facts in zip(
+                measured["psnr"].tolist(),
+                self._quality(best_constant(x), x)["psnr"].tolist(),
+                [math.nan] * len(x) if begun is None else begun,
+                result.status,
+                strict=True,
+            )
+        ]
+        columns: dict[str, tuple[list[float], list[Status]]] = {}
+        for name in metrics:
+            if name in measured.absent:
+                gone = Status("not computed", measured.absent[name])
+                columns[name] = ([math.nan] * len(x), [gone] * len(x))
+                continue
+            columns[name] = (
+                measured[name].tolist(),
+                [
+                    own if not own.usable or verdict.usable else verdict
+                    for own, (_, verdict) in zip(
+                        measured.status[name], verdicts, strict=True
+                    )
+                ],
+            )
+        relative = result.relative.tolist()
+        columns["match"] = (
+            relative,
             [
-                own if not own.usable or verdict.usable else verdict
-                for own, (_, verdict) in zip(result.status[name], verdicts, strict=True)
+                OK if math.isfinite(value) else status
+                for value, status in zip(relative, result.status, strict=True)
             ],
         )
-    columns["match"] = (
-        found.relative.tolist(),
-        [
-            OK if math.isfinite(v) else s
-            for v, s in zip(found.relative.tolist(), found.status, strict=True)
-        ],
+        columns["verdict"] = ([v for v, _ in verdicts], [s for _, s in verdicts])
+        return columns
+
+    def pictures(self, images: Tensor) -> npt.NDArray[Any] | None:
+        """Network inputs as uint8 pictures; ``None`` for data that are none.
+
+        Args:
+            images: one per row.
+        """
+        return to_pictures(self.pixels.to_pixels(images), self._probes)
+
+    def _quality(
+        self, images: Tensor, x: Tensor, metrics: Sequence[str] = ("psnr",)
+    ) -> QualityResult:
+        return quality(
+            images,
+            x,
+            pixels=self.pixels,
+            data_range=self._data_range,
+            low=self.pixels.low,
+            metrics=metrics,
+        )
+
+
+def pixel_scale(probes: ProbeSet, settings: Settings) -> PixelScale:
+    """Normalisation and range of the probes as attacks need them."""
+    channel = -3 if probes.x.ndim == 4 else 1 - max(probes.x.ndim, 2)
+    if probes.units == "input":
+        return PixelScale(low=None, high=None, channel=channel)
+    seen = probes.pixels()
+    top = settings.data_range
+    inside = bool(seen.amin() >= -1e-4 and seen.amax() <= top * (1 + 1e-4))
+    return PixelScale(
+        probes.mean,
+        probes.std,
+        low=0.0 if inside else None,
+        high=top if inside else None,
+        channel=channel,
     )
-    columns["verdict"] = ([v for v, _ in verdicts], [s for _, s in verdicts])
-    return columns
 
 
 def _verdict(
@@ -139,35 +208,3 @@ def _verdict(
     if psnr >= CLEARLY_ABOVE:
         return 1.0, OK
     return (0.5 if psnr >= HARDLY_BELOW else 0.0), OK
-
-
-def baselines(
-    x: Tensor, probes: ProbeSet, pixels: PixelScale, settings: Settings
-) -> Iterator[tuple[str, Tensor]]:
-    """What an attack has to beat, and what is known of an image without any attack.
-
-    Args:
-        x: true samples, network inputs.
-        probes: for the mean image.
-        pixels: of the images.
-        settings: for the data range.
-
-    Yields:
-        The name of a quantity and its value for each sample.
-    """
-    common: dict[str, Any] = {
-        "pixels": pixels,
-        "data_range": settings.data_range,
-        "low": pixels.low,
-        "metrics": ("psnr",),
-    }
-    constant = quality(best_constant(x), x, **common)
-    yield "audit/baseline/constant_psnr", constant["psnr"]
-    mean = pixels.to_input(probes.prior_mean.to(x)).expand_as(x)
-    yield "audit/baseline/mean_psnr", quality(mean, x, **common)["psnr"]
-    seen = pixels.to_pixels(x.double())
-    yield "image_std", seen.reshape(len(x), -1).std(1, correction=0)
-    if x.ndim == 4:
-        across = seen.diff(dim=-1).abs().flatten(1).mean(1)
-        down = seen.diff(dim=-2).abs().flatten(1).mean(1)
-        yield "image_tv", (across + down).nan_to_num(0.0)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, final, runtime_chec
 
 from torch import Tensor
 
-from leakwatch.attacks import Attack, PixelScale
+from leakwatch.attacks import Attack
 from leakwatch.attacks.base import BaseAttack, PublishedAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.updates.base import UpdateAttack
@@ -30,7 +30,6 @@ __all__ = [
     "chosen_attack",
     "describe_clients",
     "describe_update_scores",
-    "pixel_scale",
     "with_prior",
 ]
 
@@ -126,23 +125,6 @@ def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
             )
         attacks[kind] = attack
     return replace(audit, attacks=attacks)
-
-
-def pixel_scale(probes: ProbeSet, settings: Settings) -> PixelScale:
-    """Normalisation and range of the probes as attacks need them."""
-    channel = -3 if probes.x.ndim == 4 else 1 - max(probes.x.ndim, 2)
-    if probes.units == "input":
-        return PixelScale(low=None, high=None, channel=channel)
-    seen = probes.pixels()
-    top = settings.data_range
-    inside = bool(seen.amin() >= -1e-4 and seen.amax() <= top * (1 + 1e-4))
-    return PixelScale(
-        probes.mean,
-        probes.std,
-        low=0.0 if inside else None,
-        high=top if inside else None,
-        channel=channel,
-    )
 
 
 @runtime_checkable

@@ -20,11 +20,10 @@ from leakwatch.attacks import (
     UpdateReconstruction,
 )
 from leakwatch.attacks.verdict import MATCHED
-from leakwatch.callbacks._audit.judging import baselines, judge
-from leakwatch.callbacks._audit.plan import UpdatePlan, pixel_scale
+from leakwatch.callbacks._audit.judging import Judge
+from leakwatch.callbacks._audit.plan import UpdatePlan
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.step import ProbeStep, Share, device_of
-from leakwatch.callbacks._recording.pictures import to_pictures
 from leakwatch.checks import check_integer
 from leakwatch.federated import ClientUpdate, client_updates
 from leakwatch.quality.assignment import assign
@@ -70,15 +69,14 @@ class _RoundAudit:
     def __init__(
         self, step: ProbeStep, plan: UpdatePlan, members: Mapping[int, Sequence[int]]
     ) -> None:
-        probes, settings = step.probes, step.settings
-        self._step, self._probes, self._settings = step, probes, settings
-        self._module, self._gradients = step.module, step.gradients
-        self._plan, self._members = plan, members
-        self._pixels = pixel_scale(probes, settings)
+        probes = step.probes
+        self._step, self._plan, self._members = step, plan, members
+        self._judge = Judge(probes, step.settings)
+        self._label = dict(zip(probes.index, probes.y.tolist(), strict=True))
         self.share = Share(samples=list(probes.index), labels=probes.y.tolist())
 
     def run(self) -> None:
-        done = getattr(self._module, "last_round", None)
+        done = getattr(self._step.module, "last_round", None)
         now = self._step.epoch
         if done is None or done.number not in (now - 1, now):
             self.share.error = (
@@ -106,49 +104,47 @@ class _RoundAudit:
     def _group(self, shared: WeightUpdate, clients: Sequence[ClientUpdate]) -> None:
         x = torch.stack([u.x for u in clients])
         y = torch.stack([u.y for u in clients])
-        place = device_of(self._module)
-        for name, known in baselines(
-            x.flatten(0, 1).cpu(), self._probes, self._pixels, self._settings
-        ):
-            self._of_samples(clients, name, known.tolist(), [OK] * len(known))
+        place = device_of(self._step.module)
+        for name, values in self._judge.baselines(x.flatten(0, 1).cpu()).items():
+            self._of_samples(clients, name, values, [OK] * len(values))
         similarity = [math.nan] * len(clients)
         try:
-            with observing(self._module):
+            with observing(self._step.module):
                 scores = self._scored(shared, x.to(place), y.to(place))
             self._record_scores(clients, scores)
             similarity = scores.similarity.tolist()
         except Exception as error:
             self._no_scores(clients, describe_error(error))
         try:
-            with observing(self._module):
-                found = self._attacked(shared)
+            with observing(self._step.module):
+                result = self._attacked(shared)
             if getattr(self._plan.attack, "takes_one_gradient", False):
-                pairs = zip(found.status, similarity, strict=True)
-                found = replace(found, status=tuple(judged(*pair) for pair in pairs))
-            self._record_attack(clients, x.cpu(), y.cpu(), found)
+                pairs = zip(result.status, similarity, strict=True)
+                result = replace(result, status=tuple(judged(*pair) for pair in pairs))
+            self._record_attack(clients, x.cpu(), y.cpu(), result)
         except Exception as error:
             self._no_attack(clients, describe_error(error))
 
     def _scored(self, shared: WeightUpdate, x: Tensor, y: Tensor) -> UpdateScores:
-        pixels = self._pixels.to_pixels(x.double())
-        offset = pixels - self._probes.prior_mean.to(pixels)
+        pixels = self._judge.pixels.to_pixels(x.double())
+        offset = pixels - self._step.probes.prior_mean.to(pixels)
         return evaluate_update(
-            self._gradients,
+            self._step.gradients,
             x,
             y,
             shared,
             self._plan.scores,
-            self._settings,
+            self._step.settings,
             offset=offset.flatten(2),
-            input_scale=self._probes.input_scale(),
+            input_scale=self._step.probes.input_scale(),
             effort=self._plan.effort,
         )
 
     def _attacked(self, shared: WeightUpdate) -> UpdateReconstruction:
         return self._plan.attack.run(
-            self._gradients,
+            self._step.gradients,
             shared,
-            pixels=self._pixels,
+            pixels=self._judge.pixels,
             start=Start(self._plan.start),
             seed=self._plan.seed,
             restarts=self._plan.restarts,
@@ -173,30 +169,19 @@ class _RoundAudit:
         clients: Sequence[ClientUpdate],
         x: Float[Tensor, "clients N ..."],
         y: Int[Tensor, "clients N"],
-        found: UpdateReconstruction,
+        result: UpdateReconstruction,
     ) -> None:
-        aligned = _aligned(found, x, y, self._pixels)
+        aligned = _aligned(result, x, y, self._judge.pixels)
         flat = x.flatten(0, 1)
-        constant = dict(baselines(flat, self._probes, self._pixels, self._settings))[
-            "audit/baseline/constant_psnr"
-        ]
         metrics = tuple(dict.fromkeys([*self._plan.metrics, "psnr"]))
-        columns = judge(
-            aligned,
-            flat,
-            metrics,
-            self._pixels,
-            self._settings,
-            constant.tolist(),
-            [math.nan] * len(flat),
-        )
+        columns = self._judge.judge(aligned, flat, metrics)
         for name, (values, statuses) in columns.items():
             if name in (*self._plan.metrics, "match", "verdict"):
                 self._of_samples(clients, f"audit/random/{name}", values, statuses)
         self._mean_psnr(clients, *columns["psnr"])
-        self._of_clients(clients, "alpha", found.alpha.tolist())
-        self._of_clients(clients, "loss", found.loss.tolist())
-        each = found.seconds / len(clients)
+        self._of_clients(clients, "alpha", result.alpha.tolist())
+        self._of_clients(clients, "loss", result.loss.tolist())
+        each = result.seconds / len(clients)
         self._of_clients(clients, "seconds", [each] * len(clients))
         self._keep_pictures(clients, flat, aligned.images)
 
@@ -204,7 +189,7 @@ class _RoundAudit:
         self, clients: Sequence[ClientUpdate], x: Tensor, images: Tensor
     ) -> None:
         for kind, shown in (("original", x), ("random", images.cpu().to(x.dtype))):
-            pictures = to_pictures(self._pixels.to_pixels(shown), self._probes)
+            pictures = self._judge.pictures(shown)
             if pictures is None:
                 return
             held = self.share.pictures.get(kind)
@@ -212,9 +197,8 @@ class _RoundAudit:
                 pictures if held is None else np.concatenate([held, pictures])
             )
         samples = [s for u in clients for s in self._members[u.client]]
-        place = {s: i for i, s in enumerate(self._probes.index)}
         self.share.attacked += samples
-        self.share.attacked_labels += [int(self._probes.y[place[s]]) for s in samples]
+        self.share.attacked_labels += [self._label[s] for s in samples]
 
     def _failed(self, clients: Sequence[ClientUpdate], why: str) -> None:
         self._no_scores(clients, why)
@@ -240,9 +224,8 @@ class _RoundAudit:
         statuses: Sequence[Status],
     ) -> None:
         samples = [s for u in clients for s in self._members[u.client]]
-        label = dict(zip(self._probes.index, self._probes.y.tolist(), strict=True))
         self.share.rows += [
-            self._step.row(s, label[s], name, value, status)
+            self._step.row(s, self._label[s], name, value, status)
             for s, value, status in zip(samples, values, statuses, strict=True)
         ]
 
@@ -257,14 +240,16 @@ class _RoundAudit:
         for i, client in enumerate(clients):
             mine = slice(i * n, (i + 1) * n)
             pairs = zip(values[mine], statuses[mine], strict=True)
-            known = [value for value, status in pairs if status.usable]
+            conclusive = [value for value, status in pairs if status.usable]
             status = "ok"
-            if not known:
+            if not conclusive:
                 status = "undefined: no attack was conclusive, which shows no safety"
-            elif len(known) < n:
-                status = f"estimated: of {len(known)} of {n} samples, the others' "
+            elif len(conclusive) < n:
+                status = f"estimated: of {len(conclusive)} of {n} samples, the others' "
                 status += "attack was inconclusive"
-            mean = math.fsum(known) / len(known) if known else math.nan
+            mean = math.nan
+            if conclusive:
+                mean = math.fsum(conclusive) / len(conclusive)
             self._of_clients([client], "psnr", [mean], status)
 
     def _of_clients(
@@ -272,13 +257,14 @@ class _RoundAudit:
         clients: Sequence[ClientUpdate],
         name: str,
         values: Sequence[float],
-        known: str = "",
+        status: str = "",
     ) -> None:
         for update, value in zip(clients, values, strict=True):
-            status = "ok" if math.isfinite(value) else "undefined: not a finite number"
-            status = known or status
+            own = "ok" if math.isfinite(value) else "undefined: not a finite number"
             quantity = f"update/client-{update.client}/{name}"
-            self.share.rows.append(self._step.row(None, None, quantity, value, status))
+            self.share.rows.append(
+                self._step.row(None, None, quantity, value, status or own)
+            )
 
 
 def _unfit(update: ClientUpdate, expected: int) -> str:
@@ -296,29 +282,29 @@ def _unfit(update: ClientUpdate, expected: int) -> str:
 
 
 def _aligned(
-    found: UpdateReconstruction,
+    result: UpdateReconstruction,
     x: Float[Tensor, "clients N ..."],
     y: Int[Tensor, "clients N"],
     pixels: PixelScale,
 ) -> Reconstruction:
     """One target per sample, each with the image that the assignment gives it."""
     n = x.shape[1]
-    images = found.images.to(x.device, x.dtype)
+    images = result.images.to(x.device, x.dtype)
     order = assign(pixels.to_pixels(images), pixels.to_pixels(x))
     rows = torch.arange(len(x))[:, None]
     flat = images[rows, order].flatten(0, 1)
-    loss = found.loss.cpu().repeat_interleave(n)
+    loss = result.loss.cpu().repeat_interleave(n)
     return Reconstruction(
         images=flat,
         labels=y.flatten(),
         loss=loss,
         relative=loss,
-        status=tuple(s for s in found.status for _ in range(n)),
-        iterations=torch.full((len(flat),), found.iterations),
+        status=tuple(s for s in result.status for _ in range(n)),
+        iterations=torch.full((len(flat),), result.iterations),
         restart_images=flat[None, :, None],
         restart_loss=loss[None],
-        seconds=found.seconds,
-        attack=found.attack,
+        seconds=result.seconds,
+        attack=result.attack,
         start="normal",
     )
 
