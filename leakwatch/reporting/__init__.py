@@ -1,7 +1,15 @@
 """Recording, summarising and showing what the scores say; no mathematics of its own.
 
-Needs numpy and the standard library; tables and figures import pandas and plotly
-(the ``report`` extra) when they are asked for.
+- ``ledger``: the record on disk.
+- ``statistics``: summaries and correlations of it.
+- ``figures``: plotly figures of it.
+- ``html``: the report, one file.
+- ``quantities``, ``message``, ``run_facts``, ``words``: what names, entries of
+  ``run.json`` and numbers mean to a reader.
+- ``extras``: packages that are imported when something needs them.
+
+Tables and figures import pandas, plotly and Jinja2 (the ``report`` extra) when they
+are asked for.
 """
 
 from __future__ import annotations

@@ -1,1 +1,12 @@
-"""Plotly figures, the same for the report and for Weights & Biases."""
+"""Plotly figures, the same for the report and for Weights & Biases.
+
+Each function takes rows or a table and returns a figure, or None when there is
+nothing to draw.
+
+- ``risk``: quantities and time over training.
+- ``classes``: the latest probe by class.
+- ``layers``: shares of layers over training.
+- ``spectrum``: eigenvalues by rank, and their distribution.
+- ``attacks``: what attacks achieved, and what was predicted.
+- ``style``: what all of them share.
+"""

@@ -41,7 +41,13 @@ from leakwatch.reporting.words import (
     psnr_level,
 )
 
-__all__ = ["AttackSection", "Attacked", "make_attacked", "make_attacks", "unexplained"]
+__all__ = [
+    "AttackLead",
+    "AttackSection",
+    "make_attack_lead",
+    "make_attacks",
+    "unexplained",
+]
 
 _CLIENT: Final = re.compile(r"update/client-(\d+)/(.+)")
 _SIMILARITY: Final = "surrogate_similarity"
@@ -61,14 +67,14 @@ class KindResult(NamedTuple):
     result: str
 
 
-class Attacked(NamedTuple):
+class AttackLead(NamedTuple):
     """What the latest audit achieved, for the top of the report."""
 
     when: str
     kinds: tuple[KindResult, ...]
 
 
-class Reason(NamedTuple):
+class Inconclusive(NamedTuple):
     """Why attacks on some samples are inconclusive."""
 
     kind: str
@@ -123,18 +129,18 @@ class AttackSection:
     noun: str
     cards: tuple[Card, ...]
     figures: tuple[Panel, ...]
-    inconclusive: tuple[Reason, ...]
+    inconclusive: tuple[Inconclusive, ...]
     gallery: Gallery | None
     clients: tuple[tuple[int, tuple[str, ...]], ...]
     correlations: Correlations | None
 
 
-def make_attacked(ledger: LedgerTable) -> Attacked | None:
+def make_attack_lead(ledger: LedgerTable) -> AttackLead | None:
     """Return what the latest audit achieved; None without one."""
     moment, kinds = _latest(ledger)
     if moment is None:
         return None
-    return Attacked(
+    return AttackLead(
         moment_words(moment),
         tuple(
             KindResult(KINDS[kind].partition(" (")[0], str(result))
@@ -230,7 +236,7 @@ def _baseline(ledger: LedgerTable, moment: Moment, noun: str) -> list[Card]:
     ]
 
 
-def _reasons(ledger: LedgerTable, moment: Moment, kind: str) -> list[Reason]:
+def _reasons(ledger: LedgerTable, moment: Moment, kind: str) -> list[Inconclusive]:
     verdict = ledger.columns[moment, f"audit/{kind}/verdict"]
     reasons = Counter(
         status_reason(value.status) or value.status
@@ -238,11 +244,13 @@ def _reasons(ledger: LedgerTable, moment: Moment, kind: str) -> list[Reason]:
         if not value.usable
     )
     shown = reasons.most_common(_MOST_REASONS)
-    groups = [Reason(KINDS[kind], count(n, "sample"), reason) for reason, n in shown]
+    groups = [
+        Inconclusive(KINDS[kind], count(n, "sample"), reason) for reason, n in shown
+    ]
     left = reasons.total() - sum(n for _, n in shown)
     if left:
         words = "for like reasons, which the ledger holds"
-        groups.append(Reason(KINDS[kind], f"{count(left, 'sample')} more", words))
+        groups.append(Inconclusive(KINDS[kind], f"{count(left, 'sample')} more", words))
     return groups
 
 

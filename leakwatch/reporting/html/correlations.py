@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
-from leakwatch.reporting.html.markup import Badge, Cell
+from leakwatch.reporting.html.markup import Badge, NumberCell
 from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable, Moment
 from leakwatch.reporting.quantities import SPEARMAN, Quantity, describe
@@ -21,19 +21,19 @@ _PAIRS: Final = re.compile(r"n = (\d+)")
 _MANY: Final = 20
 
 
-class Column(NamedTuple):
+class MetricHead(NamedTuple):
     """A metric of one kind of attack, and how many of these count."""
 
     metric: str
     attacks: str
 
 
-class Line(NamedTuple):
+class ScoreRow(NamedTuple):
     """A score with its direction and its correlation in each column."""
 
     score: str
     direction: str
-    cells: tuple[Cell, ...]
+    cells: tuple[NumberCell, ...]
 
 
 @final
@@ -50,8 +50,8 @@ class Correlations:
             where they are few.
     """
 
-    columns: tuple[Column, ...]
-    rows: tuple[Line, ...]
+    columns: tuple[MetricHead, ...]
+    rows: tuple[ScoreRow, ...]
     silent: tuple[str, ...]
     intervals: int
     by_chance: int
@@ -91,11 +91,13 @@ def make_correlations(
     intervals = sum(key in columns for key in usable)
     return Correlations(
         columns=tuple(
-            Column(metric, f"{KINDS[kind].partition(' (')[0]}, {_used(kinds[kind])}")
+            MetricHead(
+                metric, f"{KINDS[kind].partition(' (')[0]}, {_used(kinds[kind])}"
+            )
             for kind, metric in columns
         ),
         rows=tuple(
-            Line(
+            ScoreRow(
                 score,
                 describe(score, quantities).direction or "no direction of its own",
                 tuple(_cell(line.get(column)) for column in columns),
@@ -122,15 +124,15 @@ def _why(result: Achieved) -> str:
     return f"{_used(result)}, too few or all alike"
 
 
-def _cell(row: Row | None) -> Cell:
+def _cell(row: Row | None) -> NumberCell:
     if row is None:
-        return Cell(badge=Badge("not computed", "about"))
+        return NumberCell(badge=Badge("not computed", "about"))
     reason = status_reason(row.status)
     if not row.usable:
         word = status_word(row.status) or "not known"
-        return Cell(badge=Badge(word, "about", reason))
+        return NumberCell(badge=Badge(word, "about", reason))
     interval, pairs = _INTERVAL.search(reason), _PAIRS.search(reason)
     notes = [interval[0].replace("-", "−")] if interval else []
     notes += [f"n = {pairs[1]}"] if pairs else []
     text = f"{row.value:+.2f}".replace("-", "−")
-    return Cell(text, about=reason, note=", ".join(notes))
+    return NumberCell(text, about=reason, note=", ".join(notes))

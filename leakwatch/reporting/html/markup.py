@@ -17,7 +17,7 @@ from PIL import Image
 __all__ = [
     "Badge",
     "Card",
-    "Cell",
+    "NumberCell",
     "Panel",
     "data_uri",
     "make_panel",
@@ -75,7 +75,7 @@ class Badge:
 
 @final
 @dataclass(frozen=True)
-class Cell:
+class NumberCell:
     """A cell with a number, or with a badge where there is none.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
 from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
-from leakwatch.reporting.html.attacks import make_attacked, make_attacks, unexplained
+from leakwatch.reporting.html.attacks import make_attack_lead, make_attacks, unexplained
 from leakwatch.reporting.html.markup import (
     Panel,
     data_uri,
@@ -121,7 +121,7 @@ def _render(ledger: RiskLedger) -> str:
         about=_about_line(table, metadata, run),
         links=[Link(section.anchor, section.title) for section in sections],
         lead=make_lead(table, headline, facts),
-        attacked=make_attacked(everything),
+        attacked=make_attack_lead(everything),
         care=_sentences(*facts.assumed, unexplained(everything)),
         summary=make_cards(table, headline, facts, pictures),
         strip=make_strip(headline, facts),

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from leakwatch.reporting.html.markup import Badge, Cell, sort_key
+from leakwatch.reporting.html.markup import Badge, NumberCell, sort_key
 from leakwatch.reporting.ledger.rows import status_reason, status_word
-from leakwatch.reporting.ledger.table import LedgerTable, Value
+from leakwatch.reporting.ledger.table import LedgerTable, LedgerValue
 from leakwatch.reporting.quantities import (
     HEADLINES,
     Quantity,
@@ -33,7 +33,7 @@ class ScoreHead(NamedTuple):
     descending: bool
 
 
-class Reason(NamedTuple):
+class StatusNote(NamedTuple):
     """A status with the scores that share it, so that the reason is read once."""
 
     status: str
@@ -60,8 +60,8 @@ class SampleRow:
     name: str
     picture: str
     trouble: Badge | None
-    cells: tuple[Cell, ...]
-    reasons: tuple[Reason, ...]
+    cells: tuple[NumberCell, ...]
+    reasons: tuple[StatusNote, ...]
 
 
 @final
@@ -130,15 +130,15 @@ def _head(quantity: Quantity, descending: bool) -> ScoreHead:
     return ScoreHead(quantity.name, note, quantity.meaning, descending)
 
 
-def _cell(quantity: str, recorded: Value) -> Cell:
+def _cell(quantity: str, recorded: LedgerValue) -> NumberCell:
     value, status = recorded
     if not recorded.usable:
-        return Cell(badge=_badge(recorded.trouble, status), sort="")
+        return NumberCell(badge=_badge(recorded.trouble, status), sort="")
     headline = quantity in HEADLINES
     text = number(value)
     if headline and math.isfinite(value):
         text = f"{value:.1f}".replace("-", "−")
-    return Cell(
+    return NumberCell(
         text=f"≈ {text}" if status_word(status) == "estimated" else text,
         sort=sort_key(value),
         about=f"{value!r}, {status}",
@@ -146,7 +146,7 @@ def _cell(quantity: str, recorded: Value) -> Cell:
     )
 
 
-def _trouble(values: Sequence[Value]) -> Badge | None:
+def _trouble(values: Sequence[LedgerValue]) -> Badge | None:
     words = Counter(value.trouble for value in values if not value.usable)
     if not words:
         return None
@@ -155,7 +155,9 @@ def _trouble(values: Sequence[Value]) -> Badge | None:
     return Badge(f"{words.total()} {word}", badge.style, badge.about)
 
 
-def _reasons(names: Sequence[str], values: Sequence[Value]) -> tuple[Reason, ...]:
+def _reasons(
+    names: Sequence[str], values: Sequence[LedgerValue]
+) -> tuple[StatusNote, ...]:
     groups: dict[str, list[str]] = {}
     for name, value in zip(names, values, strict=True):
         word, status = status_word(value.status), value.status
@@ -164,7 +166,7 @@ def _reasons(names: Sequence[str], values: Sequence[Value]) -> tuple[Reason, ...
                 status = "not a number: recorded as NaN with status ok"
             groups.setdefault(status, []).append(name)
     return tuple(
-        Reason(
+        StatusNote(
             status,
             _badge(status_word(status) or "no status"),
             ", ".join(scores)

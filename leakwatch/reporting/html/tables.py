@@ -12,7 +12,13 @@ import numpy as np
 
 from leakwatch.reporting.figures.classes import class_bars
 from leakwatch.reporting.figures.layers import layers_over_epochs
-from leakwatch.reporting.html.markup import Badge, Cell, Panel, make_panel, sort_key
+from leakwatch.reporting.html.markup import (
+    Badge,
+    NumberCell,
+    Panel,
+    make_panel,
+    sort_key,
+)
 from leakwatch.reporting.ledger.table import Column, LedgerTable
 from leakwatch.reporting.quantities import (
     BACKGROUND,
@@ -42,9 +48,9 @@ class ClassRow(NamedTuple):
     """A class: how many samples count, and what they come to."""
 
     name: str
-    samples: Cell
-    mean: Cell
-    median: Cell
+    samples: NumberCell
+    mean: NumberCell
+    median: NumberCell
 
 
 class ClassMeans(NamedTuple):
@@ -62,7 +68,7 @@ class SpreadRow(NamedTuple):
     quantity: str
     most: str
     least: str
-    values: tuple[Cell, Cell, Cell]
+    values: tuple[NumberCell, NumberCell, NumberCell]
     remark: str
 
 
@@ -108,7 +114,7 @@ def _class_means(ledger: LedgerTable, facts: RunFacts) -> ClassMeans | None:
         tuple(
             ClassRow(
                 facts.class_label(row.label),
-                Cell(f"{row.used} of {row.count}", sort=str(row.used)),
+                NumberCell(f"{row.used} of {row.count}", sort=str(row.used)),
                 _number_cell(row.mean, row.reason),
                 _number_cell(row.median, row.reason),
             )
@@ -147,12 +153,12 @@ def _spreads(ledger: LedgerTable, facts: RunFacts) -> tuple[SpreadRow, ...]:
     return tuple(rows)
 
 
-def _number_cell(value: float, reason: str) -> Cell:
+def _number_cell(value: float, reason: str) -> NumberCell:
     if not math.isnan(value):
-        return Cell(number(value), sort=sort_key(value))
+        return NumberCell(number(value), sort=sort_key(value))
     word = "undefined" if reason.startswith(("undefined", "ratio")) else "not known"
     style = "about" if "decibels" in reason else "bad"
-    return Cell(badge=Badge(word, style, reason), sort="")
+    return NumberCell(badge=Badge(word, style, reason), sort="")
 
 
 class LayerRow(NamedTuple):

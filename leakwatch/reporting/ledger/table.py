@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from typing import NamedTuple, Self, final
 
@@ -20,7 +21,7 @@ class Moment(NamedTuple):
     step: int
 
 
-class Value(NamedTuple):
+class LedgerValue(NamedTuple):
     """What is recorded of one sample and quantity."""
 
     value: float
@@ -36,7 +37,7 @@ class Value(NamedTuple):
         """The word for a value that is not usable.
 
         Example:
-            >>> Value(float("nan"), "ok").trouble
+            >>> LedgerValue(float("nan"), "ok").trouble
             'not a number'
         """
         word = status_word(self.status)
@@ -60,25 +61,25 @@ class Column:
     values: npt.NDArray[np.float64]
     statuses: tuple[str, ...]
 
-    @property
+    @cached_property
     def usable(self) -> npt.NDArray[np.bool_]:
         """Which entries may be read as numbers, shape (n,)."""
         return np.array([value.usable for value in self], bool)
 
-    @property
+    @cached_property
     def usable_values(self) -> npt.NDArray[np.float64]:
         """The values, NaN where they may not be read as numbers, shape (n,)."""
         return np.where(self.usable, self.values, np.nan)
 
-    def __iter__(self) -> Iterator[Value]:
-        return map(Value, self.values.tolist(), self.statuses)
+    def __iter__(self) -> Iterator[LedgerValue]:
+        return map(LedgerValue, self.values.tolist(), self.statuses)
 
-    def at(self, sample: int) -> Value:
+    def at(self, sample: int) -> LedgerValue:
         """Return value and status of one sample, NaN and a reason if absent."""
         if sample not in self.samples:
-            return Value(float("nan"), "not computed: no row for this sample")
+            return LedgerValue(float("nan"), "not computed: no row for this sample")
         place = self.samples.index(sample)
-        return Value(float(self.values[place]), self.statuses[place])
+        return LedgerValue(float(self.values[place]), self.statuses[place])
 
     def where(self, keep: npt.NDArray[np.bool_]) -> Column:
         """Return the samples at which ``keep``, shape (n,), is true."""

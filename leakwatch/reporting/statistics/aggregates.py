@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import final
 
 import numpy as np
@@ -128,7 +129,7 @@ def quantile(values: Sequence[float] | npt.NDArray[np.float64], q: float) -> flo
 
 def count_excluded(column: Column) -> dict[str, int]:
     """Count unusable values by status word."""
-    return dict(Counter(value.trouble for value in column if not value.usable))
+    return dict(Counter(value.trouble for value in compress(column, ~column.usable)))
 
 
 def summarize(column: Column, sign: int) -> Summary:
@@ -158,8 +159,8 @@ def summarize(column: Column, sign: int) -> Summary:
         count=len(column.samples),
         used=int(values.size),
         estimated=sum(
-            value.usable and status_word(value.status) == "estimated"
-            for value in column
+            status_word(status) == "estimated"
+            for status in compress(column.statuses, column.usable)
         ),
         excluded=excluded,
         median=median,

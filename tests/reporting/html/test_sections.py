@@ -14,9 +14,9 @@ from reporting.audits import FAILED, attacked, scored
 
 import leakwatch.reporting.html as package
 from leakwatch.reporting import LedgerTable, RiskLedger, Row
-from leakwatch.reporting.html.attacks import make_attacked, make_attacks, unexplained
+from leakwatch.reporting.html.attacks import make_attack_lead, make_attacks, unexplained
 from leakwatch.reporting.html.correlations import make_correlations
-from leakwatch.reporting.html.markup import Badge, Card, Cell
+from leakwatch.reporting.html.markup import Badge, Card, NumberCell
 from leakwatch.reporting.html.notices import make_notices
 from leakwatch.reporting.html.page import render_page
 from leakwatch.reporting.html.samples import make_sample_table
@@ -113,13 +113,13 @@ def test_a_sample_s_unknown_values_are_badges_and_stay_on_top() -> None:
     ]
     assert [score.descending for score in content.scores] == [True, False]
     fox, cat, dog = content.rows
-    assert fox.cells[0] == Cell(
+    assert fox.cells[0] == NumberCell(
         badge=Badge("failed", "bad", "failed: out of memory"), sort=""
     )
     assert fox.trouble == Badge("2 not known", "bad", "1 failed, 1 not computed")
     assert cat.cells[1].text == "≈ 1.50"
     assert [reason.text for reason in cat.reasons] == ["i2f: residual 2e-4"]
-    assert dog.cells[0] == Cell("12.0", None, "12.0", "12.0, ok", "low")
+    assert dog.cells[0] == NumberCell("12.0", None, "12.0", "12.0, ok", "low")
 
 
 def test_notices_count_what_is_not_known() -> None:
@@ -146,7 +146,7 @@ def test_classes_are_compared_by_their_means() -> None:
     assert content is not None
     assert content.means is not None
     assert [row.name for row in content.means.rows] == ["cat", "dog", "fox"]
-    assert content.means.rows[1].samples == Cell("1 of 1", sort="1")
+    assert content.means.rows[1].samples == NumberCell("1 of 1", sort="1")
     (spread,) = content.spreads
     # A higher error is less exposed.
     assert (spread.quantity, spread.most, spread.least) == ("i2f", "cat", "dog")
@@ -188,7 +188,7 @@ def test_only_conclusive_attacks_make_numbers() -> None:
     assert (reason.samples, reason.reason) == ("1 sample", FAILED.partition(": ")[2])
     assert content.gallery is None
     assert content.clients == ()
-    attack = make_attacked(run)
+    attack = make_attack_lead(run)
     assert attack is not None
     assert attack.kinds == (
         ("practical", "30.0 dB median PSNR, 1 of 1 recovered, 1 more inconclusive"),
@@ -222,7 +222,7 @@ def test_kinds_without_a_correlation_have_a_sentence() -> None:
     assert content.columns == (("psnr", "worst case, 2 of 2 conclusive"),)
     (row,) = content.rows
     assert (row.score, row.direction) == ("i2f", "higher = less exposed")
-    assert row.cells[0] == Cell(
+    assert row.cells[0] == NumberCell(
         "−0.80",
         about="[-0.20, +0.95], n = 14 of 20",
         note="[−0.20, +0.95], n = 14",
