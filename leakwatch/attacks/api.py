@@ -105,8 +105,8 @@ def attack(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 6),
         ...                           torch.nn.Sigmoid(), torch.nn.Linear(6, 3))
         >>> x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 2])
-        >>> found = attack(net, x, y, "lavp-l2", steps=20, data_range=1.0)
-        >>> found.images.shape, found.restart_loss.shape
+        >>> result = attack(net, x, y, "lavp-l2", steps=20, data_range=1.0)
+        >>> result.images.shape, result.restart_loss.shape
         (torch.Size([2, 1, 3, 3]), torch.Size([3, 2]))
     """
     seed = check_arguments(seed, restarts, progress)
@@ -115,7 +115,6 @@ def attack(
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, got {function!r}.")
     check_number("noise_std", noise_std, "[0, inf)", example=1e-3)
-    check_number("radius", radius, "[0, inf)", example=0.1)
     chosen = presets.resolve(preset, steps, overrides)
     if labels not in ("known", "inferred"):
         raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")

@@ -185,21 +185,36 @@ class AttackTask(ABC):
 
         Returns:
             Images that nobody else holds.
+
+        Raises:
+            ValueError: for images to begin from that have another shape or are not
+                finite, and as :meth:`leakwatch.attacks.Start.draw` does.
         """
         targets, images, shape = self.size
-        return self.start.images(
-            self.initial,
-            targets=targets,
-            images=sets * images,
-            shape=shape,
-            restarts=self.restarts,
-            seed=self.seed + draw,
-            pixels=self.pixels,
-            box=box,
-            index=self.names,
-            dtype=self.gradients.dtype if dtype is None else dtype,
-            device=self.device if device is None else device,
-        )
+        dtype = self.gradients.dtype if dtype is None else dtype
+        device = self.device if device is None else device
+        size = (self.restarts, targets, sets * images, *shape)
+        initial = self.initial
+        if initial is None:
+            x = self.start.draw(
+                targets=targets,
+                images=sets * images,
+                shape=shape,
+                restarts=self.restarts,
+                seed=self.seed + draw,
+                pixels=self.pixels,
+                index=self.names,
+                dtype=dtype,
+                device=device,
+            )
+        elif tuple(initial.shape) == size and bool(torch.isfinite(initial).all()):
+            x = initial.detach().to(device, dtype, copy=True)
+        else:
+            raise ValueError(
+                f"initial must be finite images of shape (restarts, targets, images, "
+                f"*sample) = {size}, got {tuple(initial.shape)}."
+            )
+        return self.pixels.clamp(x) if box else x
 
     def report(
         self, done: int, total: int, loss: Float[Tensor, "restarts targets"]
@@ -328,7 +343,7 @@ class BaseAttack:
         name: recorded in results; as a preset it is asked for by it.
     """
 
-    name: str = dataclasses.field(default="attack", kw_only=True)
+    name: str = dataclasses.field(default="", kw_only=True)
 
     only_normal_start: ClassVar[bool] = False
     """Whether the attack can't begin at images: it has random latents of its own."""
@@ -539,13 +554,13 @@ def doubts_about(statuses: Iterable[Status], made: str) -> tuple[str, ...]:
     )
 
 
-def refuse_unknown(attack: str, given: Iterable[str], known: Iterable[str]) -> None:
+def refuse_unknown(attack: str, asked: Iterable[str], settings: Iterable[str]) -> None:
     """Raises for settings that an attack does not have.
 
     Args:
         attack: its name.
-        given: names of the settings that are to be changed.
-        known: names of those that there are.
+        asked: names of the settings that are to be changed.
+        settings: names of those that there are.
 
     Raises:
         ValueError: for a setting that there isn't; lists those that there are.
@@ -553,12 +568,12 @@ def refuse_unknown(attack: str, given: Iterable[str], known: Iterable[str]) -> N
     Example:
         >>> refuse_unknown("dlg", ["steps"], ["steps", "lr"])
     """
-    known = sorted(known)
-    unknown = sorted(set(given).difference(known))
+    settings = sorted(settings)
+    unknown = sorted(set(asked).difference(settings))
     if unknown:
         raise ValueError(
             f"unknown setting {', '.join(unknown)} of attack {attack!r}; choose from "
-            f"{', '.join(known)}."
+            f"{', '.join(settings)}."
         )
 
 
@@ -705,8 +720,14 @@ class Registry(Generic[A]):
             The same preset.
 
         Raises:
-            ValueError: if the name is taken.
+            ValueError: if the name is taken, or there is none.
         """
+        if not preset.name:
+            raise ValueError(
+                f"a {type(preset.attack).__name__} has no name to be found by; make "
+                f"its class a @dataclass(frozen=True) with a field "
+                f"name: str = 'my-attack'."
+            )
         if preset.name in self._presets:
             raise ValueError(
                 f"an {self._kind} named {preset.name!r} is registered already; choose "
@@ -771,10 +792,12 @@ class Registry(Generic[A]):
 
 
 def _checked_attack(attack: A) -> A:
-    kind: object = attack
-    if isinstance(kind, type) or not hasattr(kind, "run"):
+    other: object = attack
+    if isinstance(other, type) or not hasattr(other, "run"):
+        what = other.__name__ if isinstance(other, type) else type(other).__name__
+        kind = "the class" if isinstance(other, type) else "a"
         raise TypeError(
-            f"preset must be the name of one or an attack with a run method, got a "
-            f"{type(attack).__name__}."
+            f"preset must be the name of one or an attack with a run method, got "
+            f"{kind} {what}."
         )
     return attack

@@ -24,6 +24,7 @@ from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.attacks.verdict import mismatch
+from leakwatch.checks import check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime import Criterion
 
@@ -69,18 +70,17 @@ class Combined(GradientAttack):
 
     def __post_init__(self) -> None:
         for what, kind in (("first", FirstOrder), ("second", GaussNewton)):
-            given = getattr(self, what)
-            if not isinstance(given, kind):
+            attack = getattr(self, what)
+            if not isinstance(attack, kind):
                 raise TypeError(
-                    f"{what} must be a {kind.__name__} attack, got {given!r}."
+                    f"{what} must be a {kind.__name__} attack, got {attack!r}."
                 )
         if self.first.joint_labels:
             raise ValueError(
                 "first can't optimise labels (joint_labels), because Gauss-Newton "
                 "needs them; use labels='inferred'."
             )
-        if not 0 < self.share < 1:
-            raise ValueError(f"share must lie in (0, 1), got {self.share}.")
+        check_number("share", self.share, "(0, 1)", example=0.5)
 
     def search(self, task: GradientTask) -> SearchResult:
         """Comes near by the first attack, and goes on by the second."""
@@ -162,9 +162,9 @@ class Combined(GradientAttack):
             the place of its label.
         """
 
-        def easier(criterion: Criterion, given: SharedGradient) -> _Problem:
+        def easier(criterion: Criterion, message: SharedGradient) -> _Problem:
             at = gradients.with_criterion(criterion, torch.float32)
-            return at, replace(given, gradient=given.gradient.float())
+            return at, replace(message, gradient=message.gradient.float())
 
         problems = [easier(gradients.criterion, shared)]
         slopes = None
@@ -178,9 +178,13 @@ class Combined(GradientAttack):
             left = (
                 None if shared.left is None else shared.left / size[:, 0].to(gradient)
             )
-            given = replace(shared, gradient=gradient, labels=position, left=left)
-            problems.insert(0, easier(_Slopes((slopes / size).float()), given))
+            message = replace(shared, gradient=gradient, labels=position, left=left)
+            problems.insert(0, easier(_Slopes((slopes / size).float()), message))
         return problems
+
+    def check(self, module: nn.Module) -> None:
+        """Refuses what the first attack does."""
+        self.first.check(module)
 
     def fit_to(
         self,

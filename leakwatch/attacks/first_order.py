@@ -31,7 +31,7 @@ from leakwatch.attacks.optimizers.first_order import DescentSettings, ScheduleNa
 from leakwatch.attacks.optimizers.state import DescentState
 from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.attacks.start import stream
-from leakwatch.checks import check_integer
+from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.derivatives import GradientMap
 
 __all__ = ["FirstOrder"]
@@ -87,15 +87,15 @@ class FirstOrder(DescentSettings, GradientAttack):
         >>> gradients = GradientMap(net, dtype=torch.float64)
         >>> x, y = torch.rand(2, 6), torch.tensor([0, 2])
         >>> settings = FirstOrder(optimizer="lbfgs", distance="l2", box=False, steps=20)
-        >>> found = settings.run(
+        >>> result = settings.run(
         ...     gradients, SharedGradient.of(gradients, x, y),
         ...     pixels=PixelScale(), start=Start.normal(), seed=0, restarts=2)
-        >>> found.images.shape, len(found.status)
+        >>> result.images.shape, len(result.status)
         (torch.Size([2, 6]), 2)
     """
 
     name: str = "first-order"
-    schedule: ScheduleName = "step"
+    schedule: ScheduleName = field(default="step", kw_only=True)
     distance: str = "cosine"
     priors: Priors = field(default_factory=Priors)
     relative: bool = False
@@ -111,14 +111,10 @@ class FirstOrder(DescentSettings, GradientAttack):
         super().__post_init__()
         distances.get(self.distance)
         if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, example=8, smallest=1)
-        if self.label_method not in get_args(LabelMethod):
-            raise ValueError(
-                f"unknown label_method {self.label_method!r}; choose from "
-                f"{', '.join(get_args(LabelMethod))}."
-            )
-        if self.tolerance is not None and not self.tolerance >= 0:
-            raise ValueError(f"tolerance must be at least 0, got {self.tolerance}.")
+            check_integer("chunk_size", self.chunk_size, example=8)
+        check_choice("label_method", self.label_method, get_args(LabelMethod))
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, "[0, inf)", example=1e-5)
 
     def search(self, task: GradientTask) -> SearchResult:
         """Descends from the first images."""
@@ -243,16 +239,16 @@ class _Matching(DescentObjective):
 
     def evaluate(self, state: DescentState, step: int) -> Evaluation:
         """See :class:`DescentObjective`."""
-        found = self._matcher.evaluate(state.images, state.targets(), state.target)
-        gradient, target_gradient = found.gradient, found.target_gradient
-        objective = found.objective + self._priors.add_to(state.images, gradient)
+        values = self._matcher.evaluate(state.images, state.targets(), state.target)
+        gradient, target_gradient = values.gradient, values.target_gradient
+        objective = values.objective + self._priors.add_to(state.images, gradient)
         if self._scale is not None:
             scale = self._scale[state.target].to(gradient.dtype)
             objective = objective * scale
             gradient = gradient * _over(scale, gradient)
             if target_gradient is not None:
                 target_gradient = target_gradient * _over(scale, target_gradient)
-        return Evaluation(found.distance, objective, gradient, target_gradient)
+        return Evaluation(values.distance, objective, gradient, target_gradient)
 
 
 def _matched_below(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
@@ -11,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from leakwatch.checks import check_samples
+from leakwatch.checks import check_integer, check_number, check_samples
 from leakwatch.derivatives import GradientMap
 
 __all__ = ["Perturbation", "SharedGradient"]
@@ -77,17 +76,13 @@ class SharedGradient:
             raise ValueError(
                 f"the gradient of target {int(broken)} is not finite{added}."
             )
-        if self.images < 1:
-            raise ValueError(f"images must be at least 1, got {self.images}.")
+        check_integer("images", self.images)
         if self.labels is not None and self.labels.shape != (len(g), self.images):
             raise ValueError(
                 f"labels must be (targets, images) = {(len(g), self.images)}, got "
                 f"{tuple(self.labels.shape)}."
             )
-        if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
-            raise ValueError(
-                f"noise_std must be finite and at least 0, got {self.noise_std}."
-            )
+        check_number("noise_std", self.noise_std, "[0, inf)", example=1e-3)
         if self.index is not None and len(self.index) != len(g):
             raise ValueError(
                 f"index must name each of the {len(g)} targets, got {len(self.index)}."

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.attacks.pixels import PixelScale
+from leakwatch.checks import check_number
 
 __all__ = ["Start", "StartKind", "stream"]
 
@@ -62,17 +63,16 @@ class Start:
         truth: Float[Tensor, "n ..."] | None = None,
         radius: float = 0.0,
     ) -> None:
-        if name not in ("normal", "uniform", "zeros", "near"):
+        if name not in get_args(StartKind):
             raise ValueError(
-                f"unknown start {name!r}; choose from normal, uniform, zeros, near."
+                f"unknown start {name!r}; choose from {', '.join(get_args(StartKind))}."
             )
         if (name == "near") != (truth is not None):
             raise ValueError(
                 f"start {name!r} {'needs' if name == 'near' else 'takes no'} true "
                 f"samples; write Start.near(x, radius=0.1) or Start.normal()."
             )
-        if not (math.isfinite(radius) and radius >= 0):
-            raise ValueError(f"radius must be finite and at least 0, got {radius}.")
+        check_number("radius", radius, "[0, inf)", example=0.1)
         self.name: StartKind = name
         self.radius = radius
         self._truth = None if truth is None else truth.detach()
@@ -155,81 +155,19 @@ class Start:
                 f"{size}, got {tuple(self._truth.shape)}."
             )
         out = torch.zeros(restarts, targets, *size, dtype=torch.float64)
-        if self.name in ("normal", "near"):
+        if self.name != "zeros":
+            random = torch.rand if self.name == "uniform" else torch.randn
             for r in range(restarts):
                 for t, name in enumerate(names):
-                    out[r, t] = torch.randn(
-                        size, dtype=torch.float64, generator=stream(seed, name, r)
-                    )
-        if self.name == "uniform":
-            for r in range(restarts):
-                for t, name in enumerate(names):
-                    out[r, t] = torch.rand(
-                        size, dtype=torch.float64, generator=stream(seed, name, r)
-                    )
-            bounds = None if pixels is None else pixels.box(out)
-            if bounds is not None:
-                out = bounds[0] + out * (bounds[1] - bounds[0])
+                    own = stream(seed, name, r)
+                    out[r, t] = random(size, dtype=torch.float64, generator=own)
+        bounds = None if pixels is None else pixels.box(out)
+        if self.name == "uniform" and bounds is not None:
+            out = bounds[0] + out * (bounds[1] - bounds[0])
         if self._truth is not None:
             truth = self._truth.to("cpu", torch.float64).reshape(targets, *size)
             out = truth + self.radius * out.sign()
         return out.to(device=device, dtype=dtype)
-
-    def images(
-        self,
-        initial: Float[Tensor, "restarts targets images ..."] | None,
-        *,
-        targets: int,
-        images: int,
-        shape: tuple[int, ...],
-        restarts: int,
-        seed: int,
-        pixels: PixelScale,
-        box: bool,
-        index: Sequence[int] | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Float[Tensor, "restarts targets images ..."]:
-        """First images of all attacks, drawn unless they are given.
-
-        Args:
-            initial: given ones, network inputs; copied.
-            targets: see :meth:`draw`.
-            images: see :meth:`draw`.
-            shape: see :meth:`draw`.
-            restarts: see :meth:`draw`.
-            seed: see :meth:`draw`.
-            pixels: range of the images.
-            box: whether images begin within that range.
-            index: see :meth:`draw`.
-            dtype: of the result.
-            device: of the result.
-
-        Raises:
-            ValueError: for given images of another shape or that are not finite, and
-                as :meth:`draw` does.
-        """
-        size = (restarts, targets, images, *shape)
-        if initial is None:
-            x = self.draw(
-                targets=targets,
-                images=images,
-                shape=shape,
-                restarts=restarts,
-                seed=seed,
-                pixels=pixels,
-                index=index,
-                dtype=dtype,
-                device=device,
-            )
-        elif tuple(initial.shape) == size and bool(torch.isfinite(initial).all()):
-            x = initial.detach().to(device, dtype, copy=True)
-        else:
-            raise ValueError(
-                f"initial must be finite images of shape (restarts, targets, images, "
-                f"*sample) = {size}, got {tuple(initial.shape)}."
-            )
-        return pixels.clamp(x) if box else x
 
     def __repr__(self) -> str:
         return f"Start.{self.name}({f'radius={self.radius}' if self.radius else ''})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +15,14 @@ from leakwatch.attacks.start import Start
 from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK, Status
 
-__all__ = ["MATCHED", "matched_to", "mismatch", "uninformed", "verdict"]
+__all__ = [
+    "MATCHED",
+    "matched_to",
+    "mismatch",
+    "noise_and_grey",
+    "uninformed",
+    "verdict",
+]
 
 #: A gradient counts as matched when the rest is at most this part of what images that
 #: know nothing leave.
@@ -45,7 +53,7 @@ def mismatch(
         ‖g − g*‖/‖g*‖ and ‖g/‖g‖ − g*/‖g*‖‖, float64; infinite where they are not
         finite.
     """
-    out = []
+    measured = []
     step = _CHUNK if shared.images == 1 else 1
     for i in range(0, len(images), step):
         # One joint target at a time: all samples' gradients may not fit memory.
@@ -59,9 +67,11 @@ def mismatch(
         direction = g / g.norm(dim=1, keepdim=True).clamp_min(tiny)
         relative = (g - target).norm(dim=1) / length
         turned = (direction - target / length[:, None]).norm(dim=1)
-        out.append(torch.stack([relative, turned]))
-    found = torch.nan_to_num(torch.cat(out, 1), nan=math.inf, posinf=math.inf)
-    return found[0], found[1]
+        measured.append(torch.stack([relative, turned]))
+    relative, turned = torch.nan_to_num(
+        torch.cat(measured, 1), nan=math.inf, posinf=math.inf
+    )
+    return relative, turned
 
 
 def uninformed(
@@ -85,24 +95,47 @@ def uninformed(
         The two measures of :func:`mismatch`, for uniform noise or a plain grey image,
         whichever is nearer.
     """
-    size = {
-        "targets": shared.targets,
-        "images": shared.images,
-        "shape": shared.sample_shape,
-        "pixels": pixels,
-        "index": shared.index,
-        "dtype": gradients.dtype,
-        "device": next(gradients.module.parameters()).device,
-    }
-    noise = Start.uniform().draw(**size)[0]  # type: ignore[arg-type]
+    guesses = noise_and_grey(
+        (shared.targets, shared.images, *shared.sample_shape),
+        pixels,
+        shared.index,
+        dtype=gradients.dtype,
+        device=next(gradients.module.parameters()).device,
+    )
+    measured = [mismatch(gradients, shared, guess, labels) for guess in guesses]
+    relative, turned = (torch.minimum(*pair) for pair in zip(*measured, strict=True))
+    return relative, turned
+
+
+def noise_and_grey(
+    size: tuple[int, ...],
+    pixels: PixelScale,
+    index: Sequence[int] | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Float[Tensor, "targets images ..."], Float[Tensor, "targets images ..."]]:
+    """Images that know nothing: uniform noise, and the middle of the range.
+
+    Args:
+        size: targets, images of each, and the shape of a sample.
+        pixels: range of the images.
+        index: what names each target's random stream.
+        dtype: of the images.
+        device: of the images.
+    """
+    noise = Start.uniform().draw(
+        targets=size[0],
+        images=size[1],
+        shape=size[2:],
+        pixels=pixels,
+        index=index,
+        dtype=dtype,
+        device=device,
+    )[0]
     bounds = pixels.box(noise)
     middle = noise.new_tensor(0.5) if bounds is None else (bounds[0] + bounds[1]) / 2
-    guesses = (noise, middle.expand(noise.shape).contiguous())
-    found = [mismatch(gradients, shared, guess, labels) for guess in guesses]
-    return (
-        torch.minimum(found[0][0], found[1][0]),
-        torch.minimum(found[0][1], found[1][1]),
-    )
+    return noise, middle.expand(noise.shape).contiguous()
 
 
 def matched_to(
@@ -138,8 +171,8 @@ def limit_of_noise(shared: SharedGradient) -> Float[Tensor, " targets"]:
     left = torch.full_like(length, shared.noise_std * math.sqrt(g.shape[1]))
     if shared.left is not None:
         left = torch.maximum(left, shared.left.to(left))
-    found: Tensor = 1.1 * left / length
-    return found
+    limit: Tensor = 1.1 * left / length
+    return limit
 
 
 def _at_most_one(base: Tensor | None, like: Tensor) -> Tensor:
@@ -192,59 +225,55 @@ def verdict(
     off = (scaled > noise).tolist()
     kind = str(shared.gradient.dtype).removeprefix("torch.")
     tiny = 1e3 * torch.finfo(shared.gradient.dtype).tiny
-    found = []
+    statuses = []
     for i, rest in enumerate(relative.tolist()):
         doubt = f" {doubts[i]}" if doubts is not None and doubts[i] else ""
-        late = out_of_time is not None and bool(out_of_time[i])
-        broken = diverged is not None and bool(diverged[i])
-        if lengths[i] == 0:
-            found.append(Status("failed", "the shared gradient is zero."))
-        elif lengths[i] < tiny:
-            text = (
+        why_not = ""
+        if lengths[i] < tiny:
+            why_not = (
                 f"the shared gradient is too small for {kind} to hold its digits; use "
                 f"dtype=torch.float64."
             )
-            found.append(Status("not converged", text + doubt))
         elif limit[i] >= most[i] and untouched:
-            text = (
+            why_not = (
                 "any image has this gradient: it says nothing about the sample that "
                 "the label does not; the attack's assumption of an informative "
                 "gradient fails."
             )
-            found.append(Status("not converged", text + doubt))
         elif limit[i] >= most[i]:
-            text = (
+            why_not = (
                 "what was added to the gradient is as large as what it says about the "
                 "image, so matching it proves nothing; the attack's assumption of an "
                 "informative gradient fails."
             )
-            found.append(Status("not converged", text + doubt))
         elif rest <= enough[i] and off[i]:
-            text = (
+            why_not = (
                 "the direction of the gradient was matched, but not its length, which "
                 "this attack does not look at; try distance='l2' or gauss-newton."
             )
-            found.append(Status("not converged", text + doubt))
-        elif rest <= enough[i] and doubt:
-            text = f"the gradient was matched, under an assumption.{doubt}"
-            found.append(Status("estimated", text))
-        elif rest <= enough[i]:
-            found.append(OK)
-        else:
-            text = f"{_percent(rest)} of the gradient was not matched"
+        elif not rest <= enough[i]:
+            why_not = f"{_percent(rest)} of the gradient was not matched"
             if most[i] < 1:
-                text += f", where noise or plain grey leaves {_percent(most[i])}"
-            if late:
-                text += " when time was over; allow more."
-            elif broken:
-                text += ": the objective left the finite numbers; use a smaller lr."
+                why_not += f", where noise or plain grey leaves {_percent(most[i])}"
+            if out_of_time is not None and bool(out_of_time[i]):
+                why_not += " when time was over; allow more."
+            elif diverged is not None and bool(diverged[i]):
+                why_not += ": the objective left the finite numbers; use a smaller lr."
             else:
-                text += (
+                why_not += (
                     "; the optimiser ended in another minimum or needs more steps or "
                     "restarts."
                 )
-            found.append(Status("not converged", text + doubt))
-    return tuple(found)
+        if lengths[i] == 0:
+            statuses.append(Status("failed", "the shared gradient is zero."))
+        elif why_not:
+            statuses.append(Status("not converged", why_not + doubt))
+        elif doubt:
+            text = f"the gradient was matched, under an assumption.{doubt}"
+            statuses.append(Status("estimated", text))
+        else:
+            statuses.append(OK)
+    return tuple(statuses)
 
 
 def _percent(rest: float) -> str:

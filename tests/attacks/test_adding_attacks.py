@@ -108,6 +108,14 @@ def test_a_name_is_taken_once() -> None:
         register_update_attack(UpdatePreset(UpdateGuess()))
 
 
+def test_an_attack_without_a_name_is_not_registered() -> None:
+    class Undecorated(Guess):
+        pass
+
+    with pytest.raises(ValueError, match="a Undecorated has no name to be found by"):
+        register_attack(Preset(Undecorated(name="")))
+
+
 @pytest.mark.parametrize(
     "asked",
     [

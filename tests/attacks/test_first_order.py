@@ -337,10 +337,10 @@ def test_float32_and_float64_start_from_the_same_images() -> None:
     ("changes", "words"),
     [
         ({"distance": "l3"}, "unknown distance"),
-        ({"optimizer": "rmsprop"}, "unknown optimizer"),
+        ({"optimizer": "rmsprop"}, "optimizer must be one of"),
         ({"schedule": "linear"}, "unknown schedule"),
         ({"lr": 0.0}, "lr must be positive"),
-        ({"momentum": 1.0}, "momentum must be"),
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
         ({"steps": 0}, "steps must be"),
         ({"patience": 0}, "patience must be"),
         ({"tolerance": math.nan}, "tolerance must be"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self, final
+from typing import Literal, Self, final, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,7 @@ from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
 from leakwatch.attacks.gauss_newton.steps import DenseSteps, MatrixFreeSteps
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.start import stream
+from leakwatch.checks import check_choice, check_integer, check_number
 
 __all__ = ["GaussNewton", "Method", "Waves"]
 
@@ -117,10 +118,10 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
         ...                           torch.nn.Linear(8, 3)).double()
         >>> gradients = GradientMap(net, dtype=torch.float64)
         >>> x, y = torch.rand(2, 6), torch.tensor([0, 2])
-        >>> found = GaussNewton().run(
+        >>> result = GaussNewton().run(
         ...     gradients, SharedGradient.of(gradients, x, y),
         ...     pixels=PixelScale(), start=Start.uniform(), seed=0, restarts=4)
-        >>> bool((found.images - x).abs().max() < 1e-6)
+        >>> bool((result.images - x).abs().max() < 1e-6)
         True
     """
 
@@ -137,16 +138,11 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.products < 1:
-            raise ValueError(f"products must be at least 1, got {self.products}.")
-        if self.method not in ("auto", "dense", "matrix-free"):
-            raise ValueError(
-                f"unknown method {self.method!r}; choose from auto, dense, matrix-free."
-            )
-        for name in ("forcing", "prior_std"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}.")
+        check_integer("products", self.products, example=40)
+        check_choice("method", self.method, get_args(Method))
+        check_number("forcing", self.forcing, example=0.1)
+        if self.prior_std is not None:
+            check_number("prior_std", self.prior_std, example=0.3)
 
     def search(self, task: GradientTask) -> SearchResult:
         """Wave after wave; see the class.
@@ -226,13 +222,13 @@ class Waves:
                 best = heights.argmin(0)
                 rest = (2 * heights[best, every]).sqrt()
                 self.kick(wave, first[wave], images[best, every], rest)
-            found = self.descend(pending, first[wave, pending].flatten(1))
-            images[wave, pending] = found.p.view(-1, *first.shape[2:])
+            ended = self.descend(pending, first[wave, pending].flatten(1))
+            images[wave, pending] = ended.p.view(-1, *first.shape[2:])
             reached, height = self.reached(pending, images[wave, pending])
             losses[wave, pending] = 0.5 * (reached * self.length[pending]).square()
             heights[wave, pending] = height
-            taken[wave, pending] = found.steps
-            late[pending] = found.late
+            taken[wave, pending] = ended.steps
+            late[pending] = ended.late
             pending = every[~self.solved(losses.min(0).values)]
             if len(pending) == 0 or self.task.over:
                 break
@@ -269,10 +265,10 @@ class Waves:
         """
         p = images.flatten(1)
         r = self.exact.residual(targets, p)
-        found, objective = r.norm(dim=1), self.exact
+        relative, objective = r.norm(dim=1), self.exact
         if self.easier is not None and self.shared.noise_std == 0:
             objective, r = self.easier, self.easier.residual(targets, p)
-        both = torch.stack([found, objective.value(targets, p, r)])
+        both = torch.stack([relative, objective.value(targets, p, r)])
         rest, height = torch.nan_to_num(both, nan=math.inf, posinf=math.inf)
         return rest, height
 
@@ -290,14 +286,14 @@ class Waves:
         """One wave for some targets."""
         before = torch.zeros_like(targets)
         if self.easier is not None:
-            found = self._descend(self.easier, targets, p)
-            images = found.p
+            ended = self._descend(self.easier, targets, p)
+            images = ended.p
             rest, _ = self.reached(targets, images)
             if self.shared.noise_std == 0 or self.task.over:
-                return replace(found, residual=rest)
-            p, before = images, found.steps
-        found = self._descend(self.exact, targets, p)
-        return replace(found, steps=found.steps + before)
+                return replace(ended, residual=rest)
+            p, before = images, ended.steps
+        ended = self._descend(self.exact, targets, p)
+        return replace(ended, steps=ended.steps + before)
 
     def _descend(
         self, objective: PosteriorObjective, targets: Tensor, p: Tensor
@@ -368,6 +364,6 @@ def _broadcasts(mean: Tensor, sample: tuple[int, ...]) -> bool:
     """Whether μ can be expanded to a sample."""
     missing = len(sample) - mean.ndim
     return missing >= 0 and all(
-        given in (1, wanted)
-        for given, wanted in zip(mean.shape, sample[missing:], strict=True)
+        own in (1, wanted)
+        for own, wanted in zip(mean.shape, sample[missing:], strict=True)
     )

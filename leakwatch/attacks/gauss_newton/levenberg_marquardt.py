@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
 from leakwatch.attacks.gauss_newton.steps import Iterates, Steps
+from leakwatch.checks import check_integer, check_number
 
 __all__ = [
     "LevenbergMarquardt",
@@ -43,7 +44,7 @@ _FAILURES = 4
 _FIRST_MOVE = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LevenbergMarquardtSettings:
     """How to iterate.
 
@@ -68,19 +69,12 @@ class LevenbergMarquardtSettings:
     patience: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("steps", "memory", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, got {getattr(self, name)}."
-                )
-        for name in ("damping", "widest"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}.")
-        if not (math.isfinite(self.smoothing) and self.smoothing >= 0):
-            raise ValueError(
-                f"smoothing must be finite and at least 0, got {self.smoothing}."
-            )
+        check_integer("steps", self.steps, example=60)
+        check_integer("memory", self.memory, example=4)
+        check_integer("patience", self.patience, example=20)
+        check_number("damping", self.damping, example=1e-2)
+        check_number("widest", self.widest, example=0.3)
+        check_number("smoothing", self.smoothing, "[0, inf)", example=0.3)
 
 
 @final

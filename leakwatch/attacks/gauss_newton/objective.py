@@ -181,16 +181,16 @@ class PosteriorObjective:
     ) -> Float[Tensor, " rows"]:
         """φ at p, from its residual."""
         prior = self.weight[rows] * (p - self.centre).square().sum(1)
-        found: Tensor = 0.5 * (residual.square().sum(1) + prior)
-        return found
+        phi: Tensor = 0.5 * (residual.square().sum(1) + prior)
+        return phi
 
     def slope(
         self, rows: Int[Tensor, " rows"], p: Tensor, residual: Tensor, width: Tensor
     ) -> Float[Tensor, "rows n"]:
         """∇φ, with kinks smoothed."""
         pull = self._pull(self._map, rows, p, residual, width)
-        found: Tensor = pull + self.weight[rows, None] * (p - self.centre)
-        return found
+        slope: Tensor = pull + self.weight[rows, None] * (p - self.centre)
+        return slope
 
     def push(
         self, rows: Int[Tensor, " rows"], p: Tensor, v: Tensor, width: Tensor
@@ -222,12 +222,12 @@ class PosteriorObjective:
                 input_scale=self.input_scale,
                 workspace=self._workspace,
             ).h
-        parts = []
+        jacobians = []
         for i in range(self.images):
             n = x[i].numel()
             scale = self.input_scale[i * n : (i + 1) * n]
-            parts.append(self._products.dense(x[i], y[i], torch.diag(scale), w[i]))
-        columns = torch.cat(parts)
+            jacobians.append(self._products.dense(x[i], y[i], torch.diag(scale), w[i]))
+        columns = torch.cat(jacobians)
         total = columns.new_zeros((len(columns), len(columns)), dtype=torch.float64)
         # In float64 block by block: a float32 product would cost the small eigenvalues.
         step = max(1, 2**23 // len(columns))

@@ -100,10 +100,7 @@ class DenseSteps:
         ages = [self._age.get(row, 0) > 0 for row in rows.tolist()]
         return torch.tensor(ages, device=rows.device)
 
-    def forget(self, rows: Tensor) -> None:
-        """Frees memory of attacks that ended."""
-        for row in rows.tolist():
-            self._grams.pop(row, None)
+    forget = renew
 
     def step(
         self, at: Iterates, damping: Tensor, bounds: tuple[float, float] | None

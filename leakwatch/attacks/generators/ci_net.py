@@ -23,6 +23,7 @@ from leakwatch.attacks.generators.search_space import GeneratorWeights, OutputSc
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.objective import MatchingProblem
 from leakwatch.attacks.start import stream
+from leakwatch.checks import check_integer
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 
 __all__ = ["CINetAttack"]
@@ -71,10 +72,9 @@ class CINetAttack(GradientAttack):
     def __post_init__(self) -> None:
         self._phase()
         distances.get(self.distance)
-        if isinstance(self.width, int) and self.width < 1:
-            raise ValueError(f"width must be positive, got {self.width}.")
-        if self.latent < 1:
-            raise ValueError(f"latent must be positive, got {self.latent}.")
+        if isinstance(self.width, int):
+            check_integer("width", self.width, example=32)
+        check_integer("latent", self.latent, example=128)
 
     def search(self, task: GradientTask) -> SearchResult:
         """Searches the weights of one generator for each target and restart.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -24,6 +24,7 @@ from leakwatch.attacks.generators.search_space import (
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.objective import Matcher, MatchingProblem
 from leakwatch.attacks.start import stream
+from leakwatch.checks import check_integer
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.derivatives.safe_ops.substitutes import Substitutes
 
@@ -79,17 +80,14 @@ class GIASAttack(GradientAttack):
     distance: str = "cosine"
     tv: float = 1e-6
     pretrained: bool = True
-    name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.name in ("", "gias", "gion"):
             own = "gias" if self.pretrained else "gion"
             object.__setattr__(self, "name", own)
-        given: object = self.generator
-        if not isinstance(given, nn.Module):
-            raise TypeError(
-                f"generator must be a torch.nn.Module, got a {type(given).__name__}."
-            )
+        generator: object = self.generator
+        if not isinstance(generator, nn.Module):
+            raise TypeError(f"generator must be a torch.nn.Module, got {generator!r}.")
         shape: object = self.latent_shape
         if not isinstance(shape, Sequence):
             raise TypeError(
@@ -103,22 +101,15 @@ class GIASAttack(GradientAttack):
                 f"None, got {self.output_range!r}."
             )
         distances.get(self.distance)
-        for name, steps in (
-            ("latent_steps", self.latent_steps),
-            ("weight_steps", self.weight_steps),
-        ):
-            if steps < 0:
-                raise ValueError(f"{name} must be at least 0, got {steps}.")
+        check_integer("latent_steps", self.latent_steps, smallest=0, example=1000)
+        check_integer("weight_steps", self.weight_steps, smallest=0, example=5000)
         if self._steps == 0:
             raise ValueError(
                 "there is nothing to search: give latent_steps or weight_steps, and "
                 "weight_steps without pretraining."
             )
-        for steps, lr in (
-            (self.latent_steps, self.latent_lr),
-            (self.weight_steps, self.weight_lr),
-        ):
-            self._phase(max(1, steps), lr)
+        self._phase(1, self.latent_lr)
+        self._phase(1, self.weight_lr)
         if not self.pretrained:
             _fresh(self.generator, 0)
 

@@ -17,6 +17,7 @@ from leakwatch.attacks.generators.search_space import Candidates
 from leakwatch.attacks.matching.objective import Matcher
 from leakwatch.attacks.matching.priors import total_variation
 from leakwatch.attacks.optimizers.first_order import schedule
+from leakwatch.checks import check_integer, check_number
 
 __all__ = ["AdamResult", "Phase", "search"]
 
@@ -52,12 +53,9 @@ class Phase:
     tv: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
-        if not 0 <= self.tv < math.inf:
-            raise ValueError(f"tv must be at least 0 and finite, got {self.tv}.")
+        check_integer("steps", self.steps, example=1000)
+        check_number("lr", self.lr, example=0.1)
+        check_number("tv", self.tv, "[0, inf)", example=1e-6)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0.
@@ -150,17 +148,17 @@ def search(
     every = -(-phase.steps // _CHECKS)
     for step in range(phase.steps):
         images = candidates.images()
-        found = matcher.evaluate(images, labels, targets)
-        push = found.gradient.detach().to(images.dtype)
+        values = matcher.evaluate(images, labels, targets)
+        push = values.gradient.detach().to(images.dtype)
         if phase.tv:
             push = push.clone()
             total_variation(images.detach(), push, phase.tv)
         gradients = torch.autograd.grad(
             images, candidates.parameters, push, allow_unused=True
         )
-        run.update(images.detach(), found.distance.double(), gradients, phase, step)
+        run.update(images.detach(), values.distance.double(), gradients, phase, step)
         if step % every == 0:
-            history.append(found.distance.double())
+            history.append(values.distance.double())
         if tick is not None:
             tick(step + 1, run.loss)
         late = deadline is not None and time.perf_counter() > deadline

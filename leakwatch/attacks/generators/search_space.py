@@ -1,7 +1,7 @@
 """What an attack searches through: parameters that stand for images.
 
-Pixels are one choice. A generator is another: its latents, if it was trained on such
-images, or its parameters, whose structure alone already prefers images over noise.
+A generator's latents, if it was trained on such images; or its parameters, whose
+structure alone already prefers images over noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ __all__ = [
     "GeneratorWeights",
     "Latents",
     "OutputScale",
-    "Pixels",
 ]
 
 
@@ -117,32 +116,6 @@ class OutputScale:
         )
         height, width = self.shape[1:]
         return out[..., top : top + height, left : left + width]
-
-
-@final
-class Pixels:
-    """The images themselves.
-
-    Args:
-        start: first images, ``(attacks, images, *sample)``, network-input units.
-    """
-
-    def __init__(self, start: Float[Tensor, "attacks images ..."]) -> None:
-        self._x = start.detach().clone().requires_grad_()
-
-    @property
-    def attacks(self) -> int:
-        """How many there are."""
-        return len(self._x)
-
-    @property
-    def parameters(self) -> tuple[Float[Tensor, "attacks ..."], ...]:
-        """The images."""
-        return (self._x,)
-
-    def images(self) -> Float[Tensor, "attacks images ..."]:
-        """The images."""
-        return self._x * 1.0
 
 
 @final

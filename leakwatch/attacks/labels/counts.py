@@ -59,11 +59,11 @@ def present_classes(
     most = math.sqrt(2 * math.log(g.weight.numel())) + 2
     noise_std = max(noise_std, g.noise)
     below = max(most * noise_std, _ROUNDING * float(g.bias.abs().max()))
-    found = g.bias < -below
+    present = g.bias < -below
     if head.nonnegative:
         below = max(most * noise_std, _ROUNDING * float(g.weight.abs().max()))
-        found = found | (g.weight.amin(1) < -below)
-    return found
+        present = present | (g.weight.amin(1) < -below)
+    return present
 
 
 def count_labels(
@@ -148,10 +148,10 @@ class _Explanation:
         # The last row, heavily weighted, says that all counts add up to the batch.
         ones = columns.new_full((1, len(self.classes)), 10.0)
         wanted = torch.cat([self.images * self.g.bias, ones[0, :1] * self.images])
-        found = torch.linalg.lstsq(
+        counts = torch.linalg.lstsq(
             torch.cat([columns, ones]), wanted[:, None], driver="gelsd"
         ).solution[:, 0]
-        return _whole(found, torch.ones_like(found), self.images)
+        return _whole(counts, torch.ones_like(counts), self.images)
 
     def _misfit(self, counts: Tensor) -> float:
         p, share = self.first, counts / self.images

@@ -192,10 +192,10 @@ def _minimum(
     certain = present_classes(head, g, shared.noise_std)
     if head.nonnegative and bool(certain[labels].all()):
         return labels, OK
-    found = int(certain[labels].sum())
+    count = int(certain[labels].sum())
     return labels, Status(
         "estimated",
-        f"{found} of {shared.images} labels are certain; the others are the likeliest "
+        f"{count} of {shared.images} labels are certain; the others are the likeliest "
         f"if none repeats",
     )
 

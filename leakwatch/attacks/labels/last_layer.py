@@ -193,15 +193,15 @@ def _run(
 ) -> tuple[str, nn.Linear, Tensor, Tensor]:
     dtype = next(gradients.module.parameters()).dtype
     features, logits = [], []
-    found: dict[str, nn.Linear] = {}
+    heads: dict[str, nn.Linear] = {}
     for part in torch.split(guesses.to(dtype), _CHUNK):
         with _recorded(gradients) as seen:
             out: object = gradients.module(part)
         made = [
-            (name, layer, given)
-            for name, layer, given, output in seen
+            (name, layer, inputs)
+            for name, layer, inputs, output in seen
             if isinstance(out, Tensor)
-            and given.ndim == 2
+            and inputs.ndim == 2
             and output.shape == out.shape
             and torch.equal(output, out)
         ]
@@ -212,11 +212,11 @@ def _run(
                 f"makes the output. Pass the labels, or a module whose forward ends in "
                 f"one (no softmax after it)."
             )
-        name, layer, given = made[-1]
-        found[name] = layer
-        features.append(given)
+        name, layer, inputs = made[-1]
+        heads[name] = layer
+        features.append(inputs)
         logits.append(out)
-    name, layer = next(iter(found.items()))
+    name, layer = next(iter(heads.items()))
     return name, layer, torch.cat(features), torch.cat(logits)
 
 
@@ -230,10 +230,10 @@ def _recorded(
         if isinstance(module, nn.Linear):
 
             def note(
-                layer: nn.Module, given: tuple[Tensor, ...], out: Tensor, n: str = name
+                layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor, n: str = name
             ) -> None:
                 assert isinstance(layer, nn.Linear)
-                seen.append((n, layer, given[0].detach(), out.detach()))
+                seen.append((n, layer, inputs[0].detach(), out.detach()))
 
             handles.append(module.register_forward_hook(note))
     try:

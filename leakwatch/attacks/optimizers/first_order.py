@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, final
+from typing import Literal, Protocol, TypeAlias, final, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.optimizers.lbfgs import LBFGS
+from leakwatch.checks import check_choice, check_integer, check_number
 
 __all__ = [
     "LBFGS",
@@ -71,8 +72,29 @@ class Optimizer(Protocol):
         """Begins anew for these attacks."""
 
 
+class _Moments:
+    """Running means of gradients, ``(attacks, n)`` each, that never stall."""
+
+    survives = False
+    _moments: tuple[Tensor, ...]
+
+    def stalled(self) -> Bool[Tensor, " attacks"] | None:
+        """See :class:`Optimizer`."""
+        return None
+
+    def select(self, rows: Int[Tensor, " some"]) -> None:
+        """See :class:`Optimizer`."""
+        self._moments = tuple(t[rows] for t in self._moments)
+
+    def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
+        """See :class:`Optimizer`."""
+        for t in self._moments:
+            # Not a product with 0: what is reset may hold NaN.
+            t.masked_fill_(rows[:, None], 0.0)
+
+
 @final
-class Adam:
+class Adam(_Moments):
     """Adam (Kingma & Ba, ICLR 2015), with a step count for each attack.
 
     Args:
@@ -83,8 +105,6 @@ class Adam:
             2020, code).
     """
 
-    survives = False
-
     def __init__(
         self,
         like: Float[Tensor, "attacks n"],
@@ -92,9 +112,8 @@ class Adam:
         eps: float = 1e-8,
         signed: bool = False,
     ) -> None:
-        self._first = torch.zeros_like(like)
-        self._second = torch.zeros_like(like)
-        self._count = like.new_zeros(len(like), 1, dtype=torch.float64)
+        count = like.new_zeros(len(like), 1, dtype=torch.float64)
+        self._moments = torch.zeros_like(like), torch.zeros_like(like), count
         self._betas = betas
         self._eps = eps
         self._signed = signed
@@ -106,35 +125,20 @@ class Adam:
         if self._signed:
             gradient = gradient.sign_()
         b1, b2 = self._betas
-        self._count += 1
-        self._first.lerp_(gradient, 1 - b1)
-        self._second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
-        size = lr.double()[:, None] / (1 - b1**self._count)
-        root = (1 - b2**self._count).sqrt()
+        first, second, count = self._moments
+        count += 1
+        first.lerp_(gradient, 1 - b1)
+        second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        size = lr.double()[:, None] / (1 - b1**count)
+        root = (1 - b2**count).sqrt()
         # lr · m̂ / (√v̂ + ε) with the corrections moved onto one number per attack.
-        denominator = self._second.sqrt().add_((self._eps * root).to(z))
-        move = self._first * (-size * root).to(z)
+        denominator = second.sqrt().add_((self._eps * root).to(z))
+        move = first * (-size * root).to(z)
         return z.addcdiv_(move, denominator)
-
-    def stalled(self) -> Bool[Tensor, " attacks"] | None:
-        """See :class:`Optimizer`."""
-        return None
-
-    def select(self, rows: Int[Tensor, " some"]) -> None:
-        """See :class:`Optimizer`."""
-        self._first = self._first[rows]
-        self._second = self._second[rows]
-        self._count = self._count[rows]
-
-    def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
-        """See :class:`Optimizer`."""
-        for t in (self._first, self._second, self._count):
-            # Not a product with 0: what is reset may hold NaN.
-            t.masked_fill_(rows[:, None], 0.0)
 
 
 @final
-class Momentum:
+class Momentum(_Moments):
     """Gradient descent with heavy-ball momentum, as ``torch.optim.SGD``.
 
     Args:
@@ -143,15 +147,13 @@ class Momentum:
         signed: whether gradients are replaced by their signs before.
     """
 
-    survives = False
-
     def __init__(
         self,
         like: Float[Tensor, "attacks n"],
         momentum: float = 0.9,
         signed: bool = False,
     ) -> None:
-        self._velocity = torch.zeros_like(like)
+        self._moments = (torch.zeros_like(like),)
         self._momentum = momentum
         self._signed = signed
 
@@ -161,23 +163,12 @@ class Momentum:
         """See :class:`Optimizer`."""
         if self._signed:
             gradient = gradient.sign_()
-        self._velocity.mul_(self._momentum).add_(gradient)
-        return z.addcmul_(self._velocity, -lr[:, None])
-
-    def stalled(self) -> Bool[Tensor, " attacks"] | None:
-        """See :class:`Optimizer`."""
-        return None
-
-    def select(self, rows: Int[Tensor, " some"]) -> None:
-        """See :class:`Optimizer`."""
-        self._velocity = self._velocity[rows]
-
-    def reset(self, rows: Bool[Tensor, " attacks"]) -> None:
-        """See :class:`Optimizer`."""
-        self._velocity.masked_fill_(rows[:, None], 0.0)
+        (velocity,) = self._moments
+        velocity.mul_(self._momentum).add_(gradient)
+        return z.addcmul_(velocity, -lr[:, None])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DescentSettings:
     """How images go downhill.
 
@@ -214,18 +205,12 @@ class DescentSettings:
     def __post_init__(self) -> None:
         if not callable(self.schedule):
             schedule(self.schedule)
-        if self.optimizer not in ("adam", "sgd", "lbfgs"):
-            raise ValueError(
-                f"unknown optimizer {self.optimizer!r}; choose from adam, sgd, lbfgs."
-            )
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}.")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}.")
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        check_number("lr", self.lr, example=0.1)
+        check_number("momentum", self.momentum, "[0, 1)", example=0.9)
+        check_integer("steps", self.steps, example=1000)
+        if self.patience is not None:
+            check_integer("patience", self.patience, example=100)
         if self.optimizer == "lbfgs" and (self.signed or self.box):
             raise ValueError(
                 "L-BFGS builds on differences of gradients of an unconstrained "
@@ -239,8 +224,8 @@ class DescentSettings:
 
     def lr_factor(self, step: int) -> float:
         """What the schedule multiplies the step size by at a step."""
-        given = self.schedule
-        factor = given if callable(given) else schedule(given)
+        own = self.schedule
+        factor = own if callable(own) else schedule(own)
         return factor(step, self.steps)
 
 

@@ -91,8 +91,8 @@ def attack_update(
         >>> after = before + 0.01 * torch.randn(2, 30)  # of two clients
         >>> labels = torch.tensor([[0, 2], [1, 1]])
         >>> update = WeightUpdate(before, after, labels, (1, 3, 3), samples=2)
-        >>> found = attack_update(net, update, "sme", steps=10, data_range=1.0)
-        >>> found.images.shape, found.alpha.shape
+        >>> result = attack_update(net, update, "sme", steps=10, data_range=1.0)
+        >>> result.images.shape, result.alpha.shape
         (torch.Size([2, 2, 1, 3, 3]), torch.Size([2]))
     """
     if not isinstance(update, WeightUpdate):

@@ -15,8 +15,8 @@ from leakwatch.attacks.matching.objective import Evaluation
 from leakwatch.attacks.optimizers.descent import DescentObjective, descend
 from leakwatch.attacks.optimizers.first_order import Adam, DescentSettings
 from leakwatch.attacks.optimizers.state import DescentState
-from leakwatch.attacks.start import Start
 from leakwatch.attacks.updates.base import UpdateTask
+from leakwatch.attacks.verdict import noise_and_grey
 
 __all__ = [
     "Alphas",
@@ -187,20 +187,15 @@ def _uninformed(
     """The distance that noise or plain grey leaves, whichever is less."""
     assert result.alpha is not None
     like = result.images[0]
-    noise = Start.uniform().draw(
-        targets=task.update.clients,
-        images=like.shape[1],
-        shape=task.update.sample_shape,
-        pixels=task.pixels,
-        index=task.update.index,
+    guesses = noise_and_grey(
+        tuple(like.shape),
+        task.pixels,
+        task.update.index,
         dtype=like.dtype,
         device=like.device,
-    )[0]
-    bounds = task.pixels.box(noise)
-    middle = noise.new_tensor(0.5) if bounds is None else (bounds[0] + bounds[1]) / 2
+    )
     clients = torch.arange(task.update.clients, device=like.device)
     alpha = result.best_of(result.alpha)
-    guesses = (noise, middle.expand(noise.shape).contiguous())
     distances = [
         objective(guess, alpha, clients, steps).distance.double() for guess in guesses
     ]
@@ -217,8 +212,8 @@ def pieces(clients: Tensor, order: Tensor, size: int) -> Iterator[tuple[Tensor, 
         order: where they stand.
         size: most attacks of a piece.
     """
-    found, counts = torch.unique_consecutive(clients, return_counts=True)
-    first, runs = 0, list(zip(found.tolist(), counts.tolist(), strict=True))
+    distinct, counts = torch.unique_consecutive(clients, return_counts=True)
+    first, runs = 0, list(zip(distinct.tolist(), counts.tolist(), strict=True))
     while runs:
         client, each = runs[0]
         many = 1

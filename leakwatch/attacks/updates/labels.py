@@ -52,7 +52,7 @@ def client_labels(
         )
     scale = mean_gradient_scale(training, update.samples)
     head = _head(gradients, update.initial, update, seed)
-    found, statuses = [], []
+    labels, statuses = [], []
     for final, difference in zip(update.final, update.difference, strict=True):
         end = _head(gradients, final, update, seed)
         between = replace(
@@ -63,12 +63,12 @@ def client_labels(
         )
         g = between.read((difference.double() / scale).cpu())
         counts, status = count_labels(between, g, update.samples)
-        found.append(torch.arange(head.classes).repeat_interleave(counts))
+        labels.append(torch.arange(head.classes).repeat_interleave(counts))
         why = f"; {status.reason}" if status.reason else ""
         statuses.append(
             Status("estimated", f"labels were counted in an update of many steps{why}")
         )
-    return torch.stack(found).to(update.final.device), tuple(statuses)
+    return torch.stack(labels).to(update.final.device), tuple(statuses)
 
 
 def mean_gradient_scale(training: LocalTraining, samples: int) -> float:

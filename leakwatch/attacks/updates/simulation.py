@@ -28,7 +28,7 @@ from leakwatch.attacks.updates.priors import (
     squared_variation,
 )
 from leakwatch.attacks.updates.simulation_cost import SimulationCost, simulation_cost
-from leakwatch.checks import check_integer
+from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.weight_update import LocalTraining, WeightUpdate
 
@@ -98,29 +98,19 @@ class SimulationAttack(UpdateAttack):
     def __post_init__(self) -> None:
         self._descent()  # checks what both have
         if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, example=8, smallest=1)
+            check_integer("chunk_size", self.chunk_size, example=8)
         for name in ("tv", "clip", "order"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite and at least 0, got {value}.")
+            check_number(name, getattr(self, name), "[0, inf)", example=1.0)
         for name in ("decay", "decay_every", "memory_limit", "most_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}.")
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), "(0, inf]", example=10.0)
         if not all(f > 0 and math.isfinite(f) for f in self.fit):
             raise ValueError(
                 f"fit must be two positive numbers, at the start and from the middle "
                 f"on, got {self.fit}."
             )
-        if self.order_prior not in get_args(OrderPrior):
-            raise ValueError(
-                f"unknown order_prior {self.order_prior!r}; choose from "
-                f"{', '.join(get_args(OrderPrior))}."
-            )
-        if self.path not in get_args(UpdatePathName):
-            raise ValueError(
-                f"path must be 'auto', 'layers' or 'plain', got {self.path!r}."
-            )
+        check_choice("order_prior", self.order_prior, get_args(OrderPrior))
+        check_choice("path", self.path, get_args(UpdatePathName))
 
     def check_update(self, update: WeightUpdate) -> None:
         """Refuses updates whose local training is not known.
@@ -281,8 +271,8 @@ class SimulationObjective:
             for part in zip(x.chunk(pieces), clients.chunk(pieces), strict=True)
         ]
         distance, fit, gradient = (
-            parts[0] if len(parts) == 1 else torch.cat(parts)
-            for parts in zip(*done, strict=True)
+            rows[0] if len(rows) == 1 else torch.cat(rows)
+            for rows in zip(*done, strict=True)
         )
         value, slope = self._priors(x)
         return Values(distance, fit + value / f, gradient.mul_(f).add_(slope), None)

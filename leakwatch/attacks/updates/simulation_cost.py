@@ -104,11 +104,11 @@ def simulation_cost(
         torch.zeros(chunk, rows, dtype=torch.long, device=device),
     )
     with opened(gradients, path) as path_for:
-        found = path_for(w, x, y)
-        found.graph_at(w, x, y).pull(w, weights=True)  # warms up
+        engine = path_for(w, x, y)
+        engine.graph_at(w, x, y).pull(w, weights=True)  # warms up
         began = time.perf_counter()
         with _Counted() as counted:
-            graph = found.graph_at(w, x, y)
+            graph = engine.graph_at(w, x, y)
         between = time.perf_counter()
         graph.pull(w, weights=True)
         forward, back = between - began, time.perf_counter() - between

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, final, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +24,7 @@ from leakwatch.attacks.updates.descent import (
     pieces,
 )
 from leakwatch.attacks.updates.match import LayeredMatch
-from leakwatch.checks import check_integer
+from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.weight_update import WeightUpdate
 
@@ -81,9 +80,9 @@ class SurrogateAttack(UpdateAttack):
         >>> labels = torch.tensor([[0, 2]])
         >>> final = w + 0.01 * torch.randn(1, 30)
         >>> update = WeightUpdate(w, final, labels, (1, 3, 3), samples=2)
-        >>> found = SurrogateAttack(steps=5).run(
+        >>> result = SurrogateAttack(steps=5).run(
         ...     GradientMap(net), update, pixels=PixelScale(), start=Start.normal())
-        >>> found.images.shape, bool(0 <= found.alpha[0] <= 1)
+        >>> result.images.shape, bool(0 <= result.alpha[0] <= 1)
         (torch.Size([1, 2, 1, 3, 3]), True)
     """
 
@@ -104,19 +103,11 @@ class SurrogateAttack(UpdateAttack):
         self._descent()  # checks what both have
         Priors(tv=self.tv)
         if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, example=8, smallest=1)
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}.")
-        if not (math.isfinite(self.alpha_lr) and self.alpha_lr >= 0):
-            raise ValueError(
-                f"alpha_lr must be finite and at least 0, got {self.alpha_lr}."
-            )
-        if self.alpha_every < 1:
-            raise ValueError(f"alpha_every must be at least 1, got {self.alpha_every}.")
-        if self.path not in ("auto", "layers", "plain"):
-            raise ValueError(
-                f"path must be 'auto', 'layers' or 'plain', got {self.path!r}."
-            )
+            check_integer("chunk_size", self.chunk_size, example=8)
+        check_number("alpha", self.alpha, "[0, 1]", example=0.5)
+        check_number("alpha_lr", self.alpha_lr, "[0, inf)", example=1e-3)
+        check_integer("alpha_every", self.alpha_every, example=8)
+        check_choice("path", self.path, get_args(UpdatePathName))
 
     def search(self, task: UpdateTask) -> SearchResult:
         """Descends in images and α."""
@@ -214,8 +205,8 @@ class SurrogateObjective:
             for rows, part in pieces(clients[order], order, self._chunk)
         ]
         distance, gradient, slope = (
-            (parts[0] if len(parts) == 1 else torch.cat(parts))[placed]
-            for parts in zip(*done, strict=True)
+            (rows[0] if len(rows) == 1 else torch.cat(rows))[placed]
+            for rows in zip(*done, strict=True)
         )
         objective = distance + self._priors.add_to(x, gradient)
         return Values(distance, objective, gradient, slope if learns else None)
@@ -226,11 +217,11 @@ class SurrogateObjective:
         y = for_each(self._labels[clients], len(x))
         if self._path is None:
             w = self._weights(alpha, clients)
-            found = self._path_for(w, x, y)
+            path = self._path_for(w, x, y)
             self._path = (
-                LayeredMatch(found, self._initial, self._difference)
-                if isinstance(found, LayerwisePath)
-                else found
+                LayeredMatch(path, self._initial, self._difference)
+                if isinstance(path, LayerwisePath)
+                else path
             )
         if isinstance(self._path, LayeredMatch):
             match = self._path(x, y, alpha, clients, learns)

@@ -15,7 +15,6 @@ from leakwatch.attacks.generators.search_space import (
     GeneratorWeights,
     Latents,
     OutputScale,
-    Pixels,
 )
 from leakwatch.attacks.generators.stacked_modules import ModuleCopies
 from leakwatch.attacks.matching.objective import MatchingProblem
@@ -51,6 +50,24 @@ class Generator(nn.Module):
         x = self.norm(self.linear(z).view(-1, 4, 2, 2)).relu()
         out: Tensor = nn.functional.pixel_shuffle(self.conv(x), 2).tanh()
         return out
+
+
+class Pixels:
+    """The images themselves as a search space."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._x = start.detach().clone().requires_grad_()
+
+    @property
+    def attacks(self) -> int:
+        return len(self._x)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self._x,)
+
+    def images(self) -> Tensor:
+        return self._x * 1.0
 
 
 class Branching(Generator):

@@ -221,12 +221,12 @@ def test_costs_say_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"tv": -1.0}, "tv must be finite and at least 0"),
-        ({"order": math.nan}, "order must be finite"),
-        ({"decay": 0.0}, "decay must be positive"),
-        ({"memory_limit": -1.0}, "memory_limit must be positive"),
+        ({"tv": -1.0}, "tv must be at least 0 and finite"),
+        ({"order": math.nan}, "order must be at least 0 and finite"),
+        ({"decay": 0.0}, r"decay must lie in \(0, inf\]"),
+        ({"memory_limit": -1.0}, r"memory_limit must lie in \(0, inf\]"),
         ({"fit": (0.0, 1.0)}, "fit must be two positive numbers"),
-        ({"order_prior": "l1"}, "choose from l2_mean, l2_max_conv"),
+        ({"order_prior": "l1"}, "one of 'l2_mean', 'l2_max_conv'"),
         ({"path": "fast"}, "path must be"),
         ({"steps": 0}, "steps must be at least 1"),
     ],

@@ -336,7 +336,7 @@ def test_wrong_arguments_are_refused() -> None:
         TypeError, match=r"steps must be an integer of at least 1, got 1\.5"
     ):
         attack_update(net, update, steps=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"seed must be in \[0"):
+    with pytest.raises(ValueError, match="seed must be at least 0"):
         attack_update(net, update, seed=-1)
     with pytest.raises(ValueError, match="restarts must be at least 1"):
         attack_update(net, update, restarts=0)
@@ -359,13 +359,13 @@ def test_wrong_arguments_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
-        ({"alpha_lr": -1.0}, "alpha_lr must be finite and at least 0"),
+        ({"alpha": 1.5}, r"alpha must lie in \[0, 1\], got 1.5"),
+        ({"alpha_lr": -1.0}, "alpha_lr must be at least 0 and finite"),
         ({"alpha_every": 0}, "alpha_every must be at least 1, got 0"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"tv": -1.0}, "the weight tv of a prior"),
-        ({"path": "fast"}, "path must be 'auto', 'layers' or 'plain'"),
+        ({"path": "fast"}, "path must be one of 'auto', 'layers', 'plain'"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
     ],
 )
