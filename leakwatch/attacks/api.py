@@ -17,7 +17,6 @@ from leakwatch.attacks.shared_gradient import Perturbation, SharedGradient
 from leakwatch.attacks.start import Start, StartKind
 from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap
-from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 
 __all__ = ["attack"]
@@ -119,7 +118,7 @@ def attack(
     if labels not in ("known", "inferred"):
         raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
-    x, y = checked_samples(gradients, x, y)
+    x, y = gradients.checked(x, y)
     shared = SharedGradient.of(
         gradients,
         x,

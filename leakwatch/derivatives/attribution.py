@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.derivatives.parameter_filters import ParameterFilter
@@ -114,7 +113,7 @@ def layer_attribution(
         (('0', '2'), (30, 21), torch.Size([2, 2]))
     """
     gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
-    x, y = checked_samples(gradients, x, y)
+    x, y = gradients.checked(x, y)
     jacobian = GradientJacobian(gradients, x, y, input_scale=input_scale)
     counts: Counter[str] = Counter()
     for name, size in gradients.sizes().items():

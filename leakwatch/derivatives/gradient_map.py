@@ -20,7 +20,7 @@ from leakwatch.derivatives.autodiff import (
     pushed_by_graph,
     pushed_forward,
 )
-from leakwatch.derivatives.checking import check_data
+from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.network import DifferentiableNetwork
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.runtime.chunking import in_chunks
@@ -120,8 +120,52 @@ class GradientMap(DifferentiableNetwork):
                 ``(batch, classes)`` or a label lies outside of them (default criterion
                 only), the criterion doesn't return one loss per sample, or a loss is
                 not finite.
+            UnsupportedModuleError: if a parameter is read where it is not registered.
         """
-        check_data(self, x, y)
+        check_samples(x, y)
+        broken = ~torch.isfinite(x.detach()).reshape(len(x), -1).all(1)
+        if bool(broken.any()):
+            raise ValueError(
+                f"the input of sample {int(broken.nonzero()[0])} holds NaN or infinity."
+            )
+        default = self.criterion is classification_criterion
+        if default and (y.is_floating_point() or y.is_complex()):
+            raise TypeError(
+                f"the default criterion needs integer class labels, got {y.dtype}; "
+                f"use y.long(), or pass a criterion for other targets."
+            )
+        logits, losses = _logits_and_losses(self, x[:2], y[:2])
+        if default:
+            _check_classes(self, y, logits)
+        for i, loss in enumerate(losses):
+            if not bool(torch.isfinite(loss)):
+                raise ValueError(
+                    f"the loss of sample {i} is {float(loss)}; the weights hold NaN "
+                    f"or infinity, or the input is far from what the network expects."
+                )
+
+    def checked(
+        self, x: Float[Tensor, "batch ..."], y: Shaped[Tensor, "batch ..."]
+    ) -> tuple[Tensor, Tensor]:
+        """Moves samples to the network's device, and validates them there.
+
+        Args:
+            x: network inputs, on any device.
+            y: labels, on any device.
+
+        Returns:
+            Both, detached, on the network's device.
+
+        Raises:
+            TypeError: as :meth:`check`.
+            ValueError: the same.
+        """
+        check_samples(x, y)  # says so of what is no tensor, before it is moved
+        device = next(self.module.parameters()).device
+        # First, because the check runs the network on them.
+        x, y = x.detach().to(device), y.to(device)
+        self.check(x, y)
+        return x, y
 
     def losses(
         self, x: Float[Tensor, "batch ..."], y: Shaped[Tensor, "batch ..."]
@@ -278,3 +322,48 @@ class GradientMap(DifferentiableNetwork):
                 return out
 
             return in_chunks(chunk, args, self.chunk(at))
+
+
+def _logits_and_losses(
+    network: GradientMap, x: Tensor, y: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What looks like logits, and the loss of each sample."""
+    logits: list[Tensor] = []
+
+    def keep(_: object, __: object, out: object) -> None:
+        if isinstance(out, Tensor) and out.ndim == 2:
+            logits.append(out)
+
+    with network.evaluation(x) as at, torch.no_grad():
+        network.refuse_stray_reads(at, *network.prepared(x, y))
+        handle = network.module.register_forward_hook(keep)
+        try:
+            samples = zip(*network.prepared(x, y), strict=True)
+            losses = [
+                network.sample_loss(at.shared, at.fixed, xi, yi) for xi, yi in samples
+            ]
+        finally:
+            handle.remove()
+    return logits, losses
+
+
+def _check_classes(network: GradientMap, y: Tensor, logits: list[Tensor]) -> None:
+    classes = logits[-1].shape[1]
+    wrong = (y < 0) | (y >= classes)
+    if bool(wrong.any()):
+        i = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"label {int(y[i])} of sample {i} is outside the network's "
+            f"classes: its {classes} logits allow labels 0 to "
+            f"{classes - 1}."
+        )
+    if classes > 1 and all(map(_probabilities, logits)):
+        network.note(
+            "its outputs add up to 1, as if softmax had been applied; "
+            "cross-entropy applies it once more. If training does not, pass "
+            "a criterion(module, x, y) that does what training does"
+        )
+
+
+def _probabilities(out: Tensor) -> bool:
+    return bool((out >= 0).all() and ((out.sum(1) - 1).abs() < 1e-3).all())

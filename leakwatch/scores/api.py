@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from leakwatch.checks import check_number
 from leakwatch.derivatives import Criterion, GradientMap
-from leakwatch.derivatives.checking import checked_samples
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.scores.batches import score_samples
 from leakwatch.scores.measure.inputs import ScoreInputs
@@ -294,7 +293,7 @@ def score(
     settings = scoring.settings()
     _check_noise(scoring.scores, settings, delta)
     gradients = scoring.gradient_map(module)
-    x, y = checked_samples(gradients, x, y)
+    x, y = gradients.checked(x, y)
     if (mean is None) != (std is None):
         raise ValueError(
             "mean and std describe one normalisation; give both or neither."

@@ -11,8 +11,8 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from leakwatch.derivatives.gram.conv_factors import Products, Sum, Workspace
-from leakwatch.derivatives.gram.parts import Rows
+from leakwatch.derivatives.gram.conv_factors import ConvFactors, Sum, Workspace
+from leakwatch.derivatives.gram.forms import Rows
 from leakwatch.derivatives.gram.tangents import Parts
 from leakwatch.derivatives.runtime.chunking import in_chunks, out_of_memory, release
 from leakwatch.spectrum import lanczos
@@ -32,7 +32,7 @@ class Source(Protocol):
         parts: all layers.
     """
 
-    parts: Sequence[Rows | Products]
+    parts: Sequence[Rows | ConvFactors]
 
     def tangents(
         self, directions: Tensor, keys: frozenset[str], names: frozenset[str]
@@ -76,7 +76,7 @@ class _Pass:
 
     start: int
     stop: int
-    products: list[Products]
+    products: list[ConvFactors]
 
     @property
     def width(self) -> int:
@@ -130,7 +130,7 @@ def _assembled(
 ) -> Assembled:
     n = len(directions)
     rows = [part for part in source.parts if isinstance(part, Rows)]
-    products = [part for part in source.parts if isinstance(part, Products)]
+    products = [part for part in source.parts if isinstance(part, ConvFactors)]
     width = sum(part.width for part in rows)
     cap = None if limit is None else max(1, limit // (n * directions.itemsize))
     passes = _passes(width, products, cap)
@@ -145,7 +145,7 @@ def _assembled(
     return Assembled(total.total(), total.along, squared, ledger.traces, ledger.largest)
 
 
-def _passes(width: int, products: list[Products], cap: int | None) -> list[_Pass]:
+def _passes(width: int, products: list[ConvFactors], cap: int | None) -> list[_Pass]:
     if cap is None:
         return [_Pass(0, width, products)]
     out = [_Pass(0, 0, [])]
@@ -266,7 +266,7 @@ class _Ledger:
     """Who adds what to H."""
 
     def __init__(
-        self, parts: Sequence[Rows | Products], workspace: Workspace, largest: bool
+        self, parts: Sequence[Rows | ConvFactors], workspace: Workspace, largest: bool
     ) -> None:
         self.traces: dict[str, float] = {}
         self.largest: dict[str, float] = {}
@@ -286,7 +286,9 @@ class _Ledger:
             _add_columns(columns, piece.part.gradient[piece.inner], total)
             self._add(name, columns.shape[1], total.total())
 
-    def products(self, part: Products, trace: float, delta: Tensor, a: Tensor) -> None:
+    def products(
+        self, part: ConvFactors, trace: float, delta: Tensor, a: Tensor
+    ) -> None:
         """Notes a part that is kept in factors."""
         name = _module(part)
         self.traces[name] += trace
@@ -310,12 +312,12 @@ class _Ledger:
             self.largest[name] = found if math.isnan(found) else max(0.0, found)
 
 
-def _module(part: Rows | Products) -> str:
+def _module(part: Rows | ConvFactors) -> str:
     names = part.names if isinstance(part, Rows) else part.layer.names
     return names[0].rpartition(".")[0]
 
 
-def _stored(part: Rows | Products) -> int:
+def _stored(part: Rows | ConvFactors) -> int:
     if isinstance(part, Rows):
         return part.width
     return part.delta.numel() + part.a.numel()

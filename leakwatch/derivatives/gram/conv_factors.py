@@ -98,7 +98,7 @@ class Sum:
 
 @final
 @dataclass(frozen=True)
-class Products:
+class ConvFactors:
     """A convolution's part of JᵀJ from the tangents of its factors.
 
     With unfolded patches a = (in · kernel) × T and δ, Δ = out × T,
@@ -168,7 +168,7 @@ class Products:
 
 
 def fewer_operations(layer: Layer, n: int) -> bool:
-    """Whether :class:`Products` takes fewer operations for n directions than Ġ itself.
+    """Whether :class:`ConvFactors` takes fewer operations than Ġ itself.
 
     Args:
         layer: a convolution without groups that is called once.

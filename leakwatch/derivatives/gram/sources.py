@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from leakwatch.derivatives.gradient_map import GradientMap
-from leakwatch.derivatives.gram.conv_factors import Products
-from leakwatch.derivatives.gram.forms import Plain
-from leakwatch.derivatives.gram.parts import Rows, choose, made, width_of
+from leakwatch.derivatives.gram.conv_factors import ConvFactors
+from leakwatch.derivatives.gram.forms import Plain, Rows, choose, made, width_of
 from leakwatch.derivatives.gram.tangents import Parts, Taps, basis
 from leakwatch.derivatives.layers.taps import Layer
 from leakwatch.derivatives.runtime import Weights
@@ -76,7 +75,7 @@ class Apart:
             shape = here.deltas[taps.last].shape
             rows = torch.eye(known, dtype=x.dtype, device=x.device).view(known, *shape)
             found = basis(taps, rows, taps.chunk(frozenset(), outputs=True))
-        self.parts: Sequence[Rows | Products] = [
+        self.parts: Sequence[Rows | ConvFactors] = [
             *(Rows(k, None, here.others[k].flatten()) for k in taps.others),
             *(
                 made(layer, choose(layer, sample.size, known), here, found)
@@ -114,7 +113,7 @@ class Formed:
         shared = sample.at.shared
         self._sizes = {name: p.numel() for name, p in shared.items()}
         g = sample.gradients(sample.x[None], sample.y[None], sample.weight[None])[0]
-        self.parts: Sequence[Rows | Products] = [
+        self.parts: Sequence[Rows | ConvFactors] = [
             Rows(name, None, part)
             for name, part in zip(
                 shared, torch.split(g, list(self._sizes.values())), strict=True

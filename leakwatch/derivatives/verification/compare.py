@@ -26,10 +26,9 @@ from leakwatch.derivatives.autodiff import (
 from leakwatch.derivatives.runtime import SampleLoss, Weights
 from leakwatch.derivatives.verification.agreement import Agreement, agreement
 from leakwatch.derivatives.verification.failures import Failure, attempt, first_line
-from leakwatch.derivatives.verification.general_position import normal, scale
-from leakwatch.derivatives.verification.rounding import Rounding
+from leakwatch.derivatives.verification.rounding import Rounding, normal, scale
 
-__all__ = ["Products", "in_general_position"]
+__all__ = ["Comparison", "in_general_position"]
 
 # Relative steps of the finite difference. At the first, few ReLUs of a network cross
 # their kink and float64 leaves seven digits; the others are for larger networks and
@@ -38,7 +37,7 @@ _STEPS = (1e-7, 1e-9, 1e-5, 1e-3, 1e-2)
 _HIDDEN = 2e-2
 
 
-class Products:
+class Comparison:
     """g, J v and Jᵀ u of two samples at one v and u, by every way."""
 
     def __init__(
@@ -206,13 +205,15 @@ def in_general_position(
     xs: Tensor,
     ys: Tensor,
     rounding: Rounding,
-) -> Products:
-    """Products at weights and inputs in general position, if these give a gradient.
+) -> Comparison:
+    """A comparison at weights and inputs in general position, if these give a gradient.
 
     What is found holds for the rest of a training, so it must not rest on what is
     zero at its start: the weights of a last layer, biases, a blank background.
     """
     moved = xs + 0.01 * scale(xs) * normal(xs, xs.shape, seed=1)
     shared = {name: t.to(xs) for name, t in shaken.shared.items()}
-    products = Products(loss, Weights(shared, at.fixed), moved, ys, rounding)
-    return products if products.conclusive else Products(loss, at, xs, ys, rounding)
+    comparison = Comparison(loss, Weights(shared, at.fixed), moved, ys, rounding)
+    return (
+        comparison if comparison.conclusive else Comparison(loss, at, xs, ys, rounding)
+    )

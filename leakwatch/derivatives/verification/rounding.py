@@ -6,6 +6,9 @@ forward in lower precision. How far it does is found by an experiment: rounding 
 layer is as if weights and buffers were others by a few units in the last place, so they
 are moved by that much, and what the result does is measured. A result must be the same
 each time that it is evaluated: what is drawn at random would explain itself.
+
+Results are compared at weights and directions in general position: what holds there
+rests on no zero.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from leakwatch.derivatives.runtime import Weights
 
-__all__ = ["Rounding"]
+__all__ = ["Rounding", "normal", "scale", "shaken_weights"]
 
 # In units of the last place; a sum over a layer collects about that many.
 _NUDGE = 32
@@ -122,3 +125,25 @@ def _moved(t: Tensor, nudge: float, generator: torch.Generator) -> Tensor:
         return t
     noise = 2 * torch.rand(t.shape, generator=generator, dtype=torch.float64) - 1
     return t * (1 + nudge * noise.to(t))
+
+
+def shaken_weights(at: Weights) -> Weights:
+    """The weights moved by up to a tenth, and zeros to small numbers."""
+    shared = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, t in at.shared.items():
+        noise = torch.rand(t.shape, generator=generator).to(t) - 0.5
+        # Signs are kept: a weight may be under a root or a logarithm.
+        shared[name] = torch.where(t == 0, 0.02 * noise, t * (1 + 0.2 * noise))
+    return Weights(shared, at.fixed)
+
+
+def scale(x: Tensor) -> float:
+    """Root mean square of the entries, 1 where all are zero."""
+    return float(x.double().square().mean().sqrt()) or 1.0
+
+
+def normal(like: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Standard normal numbers, the same for a seed in every type and on any device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)

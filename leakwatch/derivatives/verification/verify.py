@@ -37,8 +37,7 @@ from leakwatch.derivatives.verification.failures import (
     remedy,
 )
 from leakwatch.derivatives.verification.forward_watch import ForwardWatch, watch_forward
-from leakwatch.derivatives.verification.general_position import shaken_weights
-from leakwatch.derivatives.verification.rounding import Rounding
+from leakwatch.derivatives.verification.rounding import Rounding, shaken_weights
 
 __all__ = ["Examination", "Path", "examine"]
 
@@ -110,13 +109,13 @@ def examine(
         + gradient_hooks(loss)
     )
     with _precisely(loss, at, xs, ys, watch) as (at, xs, ys), loss.holding():
-        products = in_general_position(loss, at, shaken, xs, ys, rounding)
-        slow, error = attempt(products.reference)
+        comparison = in_general_position(loss, at, shaken, xs, ys, rounding)
+        slow, error = attempt(comparison.reference)
         push: Product = pushed
         pull: Product = pulled
         why = ""
         if path != "loop":
-            push, pull, failure = products.ways(slow)
+            push, pull, failure = comparison.ways(slow)
             if failure is not None:
                 culprit = culprit_of(loss.module, failure.product, watch)
                 why = f"torch.func {failure.text}{culprit}{failure.detail}"
@@ -127,19 +126,19 @@ def examine(
             )
         chosen: Literal["vmap", "loop"] = "loop" if why or path == "loop" else "vmap"
         if chosen == "loop" and error is None:
-            _, error = attempt(products.by_loop)
+            _, error = attempt(comparison.by_loop)
         if chosen == "loop" and error is not None:
-            culprit = culprit_of(loss.module, products.by_loop, watch)
+            culprit = culprit_of(loss.module, comparison.by_loop, watch)
             raise UnsupportedModuleError(
                 f"{name} has no second derivative that autograd can form"
                 f"{f': {why}' if why else ''}; sample by sample{culprit}: "
                 f"{first_line(error)}. Replace that operation{remedy(error)}, or "
                 f"pass a criterion that avoids it."
             ) from error
-        if products.conclusive and xs.dtype == torch.float64 and not watch.rounds:
-            notes += products.hidden_dependence(chosen, push)
+        if comparison.conclusive and xs.dtype == torch.float64 and not watch.rounds:
+            notes += comparison.hidden_dependence(chosen, push)
     notes += rounding.notes(x.dtype)
-    return Examination(chosen, push, pull, why, tuple(notes), products.conclusive)
+    return Examination(chosen, push, pull, why, tuple(notes), comparison.conclusive)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from layer_kinds import IMAGES, KINDS, network
 from torch import nn
 
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.gram import conv_factors, forms, parts
+from leakwatch.derivatives.gram import conv_factors, forms
 from leakwatch.derivatives.gram.conv_factors import Workspace
 from leakwatch.derivatives.gram.gram import Gram, columns_stored, gram
 
@@ -76,12 +76,12 @@ def test_ends_of_the_spectrum_in_float32(name: str, activation: str) -> None:
 def _by(form: str, name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Gram:
     """H with one form for every layer that can have it."""
     asked: list[str] = []
-    plain = parts.choose
+    plain = forms.choose
 
-    def chosen(layer: parts.Layer, n: int, known: int | None) -> str:
+    def chosen(layer: forms.Layer, n: int, known: int | None) -> str:
         kind, once = layer.calls[0].kind, len(layer.calls) == 1
         can = {
-            "products": kind == "conv" and layer.calls[0].groups == 1 and once,
+            "factors": kind == "conv" and layer.calls[0].groups == 1 and once,
             "isometric": kind == "linear",
             "ranged": kind in ("conv", "linear") and once and known is not None,
             "plain": True,
@@ -101,7 +101,7 @@ def _by(form: str, name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("form", "activation", "name"),
     [
-        *(("products", "smooth", k) for k in IMAGES if k.startswith("conv-")),
+        *(("factors", "smooth", k) for k in IMAGES if k.startswith("conv-")),
         ("isometric", "smooth", "linear"),
         ("isometric", "smooth", "linear-wide"),
         ("isometric", "smooth", "linear-tied"),
