@@ -3,8 +3,8 @@
     taskset -c 1 python benchmarks/ways.py
     taskset -c 1 python benchmarks/ways.py --only ranged --repeats 3
 
-CPU seconds of one thread, because wall clocks show what else runs on a machine. Networks are untrained,
-images uniform noise.
+CPU seconds of one thread, because wall clocks show what else runs on a machine.
+Networks are untrained, images uniform noise.
 """
 
 from __future__ import annotations
