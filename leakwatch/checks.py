@@ -12,12 +12,15 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = [
     "check_channels",
     "check_choice",
+    "check_dtype",
     "check_flag",
+    "check_function",
     "check_inputs",
     "check_integer",
     "check_name",
@@ -119,6 +122,35 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
     return value
+
+
+def check_function(name: str, value: Any, what: str) -> None:
+    """Raises unless there is a function, or nothing.
+
+    Args:
+        name: of the argument.
+        value: what was given; ``None`` is accepted.
+        what: the function's arguments and result, for the error text.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(
+            f"{name} must be a function {what}, got {type(value).__name__}."
+        )
+
+
+def check_dtype(value: Any) -> torch.dtype:
+    """The precision of that name.
+
+    Raises:
+        ValueError: for anything but ``"float32"`` and ``"float64"``.
+    """
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
+    if not isinstance(value, str) or value not in dtypes:
+        raise ValueError(f"dtype must be 'float32' or 'float64', got {value!r}.")
+    return dtypes[value]
 
 
 def check_name(name: str, value: Any) -> str:

@@ -18,14 +18,19 @@ from leakwatch.callbacks._defense.fit import DefendedFit
 from leakwatch.callbacks._defense.refusals import refuse_optimizers, refuse_run
 from leakwatch.callbacks._defense.samples import SampleDefense
 from leakwatch.callbacks._defense.step import DefenseSummary, Tally
-from leakwatch.checks import check_choice, check_integer, check_name
+from leakwatch.checks import (
+    check_choice,
+    check_dtype,
+    check_function,
+    check_integer,
+    check_name,
+)
 from leakwatch.defenses import Defense, Needs, Reduction, perturbation
 from leakwatch.defenses.base import averaging
 from leakwatch.derivatives import GradientMap
 
 __all__ = ["GradientDefense"]
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # Far from every seed of training that somebody would choose; the CPU's generator takes
 # seeds modulo 2**32.
 _AUDIT_SEED = 2**31
@@ -130,13 +135,12 @@ class GradientDefense(Callback):
     ) -> None:
         super().__init__()
         averaging(1, reduction)
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
-        if criterion is not None and not callable(criterion):
-            raise TypeError(
-                "criterion must be a function criterion(module, x, y) that returns one "
-                f"loss per sample, got {type(criterion).__name__}."
-            )
+        check_dtype(dtype)
+        check_function(
+            "criterion",
+            criterion,
+            "criterion(module, x, y) that returns one loss per sample",
+        )
         self.defense = _checked(defense)
         self.reduction: Reduction = reduction
         self.criterion = criterion
@@ -223,7 +227,7 @@ class GradientDefense(Callback):
         samples = None
         if self.defense.needs != "gradient":
             gradients = GradientMap(
-                pl_module, self.criterion, dtype=_DTYPES[self.dtype]
+                pl_module, self.criterion, dtype=check_dtype(self.dtype)
             )
             samples = SampleDefense(
                 self.defense, gradients, pl_module, self.reduction, self._memory

@@ -24,7 +24,7 @@ from leakwatch.callbacks._probing.options import ProbeOptions, with_options_of
 from leakwatch.callbacks._probing.step import ProbeStep, Share, score_probes
 from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.callbacks.probe_callback import ProbeCallback
-from leakwatch.checks import check_integer, check_number
+from leakwatch.checks import check_function, check_integer, check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
@@ -127,11 +127,7 @@ class InversionAudit(ProbeCallback):
             name=name,
             **options,
         )
-        if perturb is not None and not callable(perturb):
-            raise TypeError(
-                "perturb must be a function from gradients (n, d_θ) to what is shared, "
-                f"got {type(perturb).__name__}."
-            )
+        check_function("perturb", perturb, "from gradients (n, d_θ) to what is shared")
         near = None if worst_case is None else _attack("worst_case", worst_case)
         random = None if attack is None else _attack("attack", attack, steps)
         attacks: dict[Kind, Attack] = {}
@@ -210,20 +206,13 @@ class InversionAudit(ProbeCallback):
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
         audit = self.audit
-        return {
-            "name": self.name,
-            "scores": [s.name for s in self.scores],
+        return super().settled() | {
             "attacks": {kind: attack.name for kind, attack in audit.attacks.items()},
             "metrics": list(audit.metrics),
             "restarts": audit.restarts,
             "radius": audit.radius,
             "samples": audit.samples,
             "defense": None if audit.perturb is None else _name(audit.perturb),
-            "every_n_epochs": self.every_n_epochs,
-            "at_start": self.at_start,
-            "solver": self.solver,
-            "dtype": self.dtype,
-            "seed": self.seed,
         }
 
 

@@ -126,14 +126,4 @@ class LeakageMonitor(ProbeCallback):
 
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
-        return {
-            "name": self.name,
-            "scores": [s.name for s in self.scores],
-            "every_n_epochs": self.every_n_epochs,
-            "at_start": self.at_start,
-            "solver": self.solver,
-            "dtype": self.dtype,
-            "seed": self.seed,
-            **({"layers": True} if self.layers else {}),
-            **({"parameters": self.parameters} if self.parameters else {}),
-        }
+        return super().settled() | ({"layers": True} if self.layers else {})

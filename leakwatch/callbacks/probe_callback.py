@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,7 +22,9 @@ from leakwatch.callbacks._recording.run_metadata import natural_directory
 from leakwatch.callbacks.gradient_defense import GradientDefense
 from leakwatch.checks import (
     check_channels,
+    check_dtype,
     check_flag,
+    check_function,
     check_integer,
     check_name,
     check_number,
@@ -39,7 +40,6 @@ from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver, check_solver
 
 __all__ = ["ProbeCallback", "RecordingCallback"]
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ALWAYS = ("grad_norm", "loss")
 
 
@@ -77,13 +77,12 @@ class RecordingCallback(Callback, Probing):
         verbose: bool = True,
     ) -> None:
         super().__init__()
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
-        if criterion is not None and not callable(criterion):
-            raise TypeError(
-                "criterion must be a function criterion(module, x, y) that returns one "
-                f"loss per sample, got {type(criterion).__name__}."
-            )
+        check_dtype(dtype)
+        check_function(
+            "criterion",
+            criterion,
+            "criterion(module, x, y) that returns one loss per sample",
+        )
         self.scores = resolve([*check_scores(scores), *_ALWAYS])
         self.every_n_epochs = check_integer("every_n_epochs", every_n_epochs, example=5)
         self.at_start = check_flag("at_start", at_start)
@@ -120,10 +119,20 @@ class RecordingCallback(Callback, Probing):
             prior_std=self.prior_std,
             data_range=self.data_range,
             criterion=self.criterion,
-            dtype=_DTYPES[self.dtype],
+            dtype=check_dtype(self.dtype),
             max_memory=self.max_memory,
             products=self.products,
         )
+
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        return {
+            "name": self.name,
+            "scores": [s.name for s in self.scores],
+            "every_n_epochs": self.every_n_epochs,
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }
 
     # -- policy --------------------------------------------------------------------
 
@@ -343,6 +352,13 @@ class ProbeCallback(RecordingCallback):
             solver=self.solver,
             parameters=self.parameters,
         )
+
+    def settled(self) -> dict[str, Any]:
+        """The arguments that the record of a run states."""
+        stated: dict[str, Any] = {"at_start": self.at_start, "solver": self.solver}
+        if self.parameters:
+            stated["parameters"] = self.parameters
+        return super().settled() | stated
 
     def draw(
         self,

@@ -244,16 +244,11 @@ class UpdateAudit(RecordingCallback):
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
         plan = self.plan
-        return {
-            "name": self.name,
+        return super().settled() | {
             "clients": list(self._members),
-            "scores": [s.name for s in self.scores],
             "attacks": {"random": plan.attack.name},
             "metrics": list(plan.metrics),
             "restarts": plan.restarts,
             "labels_known": plan.labels,
             "training_known": plan.training,
-            "every_n_epochs": self.every_n_epochs,
-            "dtype": self.dtype,
-            "seed": self.seed,
         }

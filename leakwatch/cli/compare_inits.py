@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
 
-import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 
 from leakwatch.attacks.start import StartKind
+from leakwatch.checks import check_dtype
 from leakwatch.cli.audit import add_places
 from leakwatch.cli.checkpoint import free_directory
 from leakwatch.cli.subject import Subject, SubjectCLI, choose_device, draw
@@ -156,7 +156,7 @@ def _measure(
         prior_std=probes.prior_std,
         epsilon=asked.epsilon,
         solver=asked.solver,
-        dtype={"float32": torch.float32, "float64": torch.float64}[asked.dtype],
+        dtype=check_dtype(asked.dtype),
         index=probes.index,
         class_names=probes.class_names,
         progress=print,
