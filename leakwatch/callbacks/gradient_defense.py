@@ -183,8 +183,8 @@ class GradientDefense(Callback):
             )
 
         def perturb(gradient: Tensor) -> Tensor:
-            told = defense.with_layers(self._sizes)
-            return perturbation(told, self._stream("audit"))(gradient)
+            layered = defense.with_layers(self._sizes)
+            return perturbation(layered, self._stream("audit"))(gradient)
 
         perturb.__name__ = defense.name
         return perturb
@@ -342,16 +342,16 @@ class GradientDefense(Callback):
         if self._memory is not None and state.get("bases") is not None:
             self._memory.restore(state["bases"], device)
         for name, stream in state["streams"].items():
-            made = self._stream(name, device if name == "training" else None)
-            if made.device.type == stream["device"]:
-                made.set_state(stream["state"])
+            generator = self._stream(name, device if name == "training" else None)
+            if generator.device.type == stream["device"]:
+                generator.set_state(stream["state"])
                 continue
             # Noise that was drawn before must not be drawn again.
-            made.manual_seed(self.seed + self._tally.steps)
+            generator.manual_seed(self.seed + self._tally.steps)
             rank_zero_warn(
                 f"leakwatch {self.name}: the checkpoint's noise was drawn on "
-                f"{stream['device']} and is now drawn on {made.device.type}; the run "
-                f"goes on with other noise than it would have had."
+                f"{stream['device']} and is now drawn on {generator.device.type}; "
+                f"the run goes on with other noise than it would have had."
             )
 
     def _new_memory(self) -> BasisMemory | None:
@@ -360,9 +360,9 @@ class GradientDefense(Callback):
     def _stream(self, name: str, device: torch.device | None = None) -> torch.Generator:
         if name not in self._streams:
             place = device if device is not None and device.type == "cuda" else "cpu"
-            made = torch.Generator(device=place)
-            made.manual_seed(self.seed + (_AUDIT_SEED if name == "audit" else 0))
-            self._streams[name] = made
+            generator = torch.Generator(device=place)
+            generator.manual_seed(self.seed + (_AUDIT_SEED if name == "audit" else 0))
+            self._streams[name] = generator
         return self._streams[name]
 
 

@@ -221,12 +221,12 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _attack(
-    argument: str, given: Any, steps: int | None = None
+    argument: str, value: Any, steps: int | None = None
 ) -> PublishedAttack[Any]:
     """As :func:`chosen_attack`; no generator beside the true images."""
     preset = chosen_attack(
         argument,
-        given,
+        value,
         steps,
         presets.get,
         example="inverting-gradients",

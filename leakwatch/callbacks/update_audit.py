@@ -225,7 +225,7 @@ class UpdateAudit(RecordingCallback):
 
     def describe(self) -> dict[str, dict[str, str]]:
         """Unit, direction, meaning and source of each quantity."""
-        found = described(
+        attacked = described(
             {"random": self.plan.attack.name},
             self.plan.metrics,
             "1 − cos between the client's update and what the reconstruction explains",
@@ -233,7 +233,7 @@ class UpdateAudit(RecordingCallback):
         )
         return {
             **describe_update_scores(self.scores),
-            **found,
+            **attacked,
             **describe_clients(self._members),
         }
 

@@ -125,9 +125,9 @@ def compare_inits(argv: list[str]) -> None:
     options, rest = parser.parse_known_args(argv)
     with quiet():
         cli = CompareCLI.read("compare-inits", rest)
-        found = _measure(cli, cli.subject(), options.device)
-    print(f"\n{_summary(found)}\n")
-    say_where(found.save(free_directory(options.output, None, "compare-inits")))
+        comparison = _measure(cli, cli.subject(), options.device)
+    print(f"\n{_summary(comparison)}\n")
+    say_where(comparison.save(free_directory(options.output, None, "compare-inits")))
 
 
 def _measure(
@@ -186,13 +186,15 @@ def _training(cli: CompareCLI, subject: Subject) -> Callable[[nn.Module], object
     return train
 
 
-def _summary(found: InitializationComparison) -> str:
+def _summary(comparison: InitializationComparison) -> str:
     parts = []
-    for moment in found.moments:
+    for moment in comparison.moments:
         when = "At initialisation" if moment == "initial" else "After training"
-        parts.append(f"{when}, means over seeds and samples:\n\n{found.table(moment)}")
+        parts.append(
+            f"{when}, means over seeds and samples:\n\n{comparison.table(moment)}"
+        )
         parts += [
-            str(found.verdict(name, moment))
-            for name in (*found.attacks, "i2f_bayes_psnr")
+            str(comparison.verdict(name, moment))
+            for name in (*comparison.attacks, "i2f_bayes_psnr")
         ]
     return "\n\n".join(parts)

@@ -233,12 +233,12 @@ def shorten(message: str) -> str:
         model: leakwatch.models.LitClassifier: Option 'lrr' is not accepted
     """
     keys: list[str] = []
-    owner, found, given = "", "", ""
+    owner, reason, given = "", "", ""
     for raw in message.splitlines():
         line = raw.strip().removeprefix("- ")
         if match := _GIVEN.match(line):
             given = given or match[1]
-        if found and not found.startswith(_VAGUE):
+        if reason and not reason.startswith(_VAGUE):
             continue
         if match := _KEY.match(line):
             keys.append(match[1])
@@ -246,11 +246,11 @@ def shorten(message: str) -> str:
         elif match := _CLASS.match(line):
             owner, line = match[1], ""
         if line and not _NOISE.match(line):
-            found = found if line.startswith(_VAGUE) and found else line
+            reason = reason if line.startswith(_VAGUE) and reason else line
     where = ".".join(keys)
-    parts = [where, owner, found or _one_line(message)]
+    parts = [where, owner, reason or _one_line(message)]
     simple = given and not given.startswith(("NestedArg(", "{", "[", "Namespace("))
-    if simple and "Got value" not in found and not found.endswith(given):
+    if simple and "Got value" not in reason and not reason.endswith(given):
         parts[-1] += f", got {given}"
     return ": ".join(part for part in parts if part)
 

@@ -45,13 +45,13 @@ def find_run(directory: str | Path) -> Path:
     for candidate in (path, path / "leakwatch"):
         if _is_run(candidate):
             return candidate
-    found = sorted({file.parent for file in path.rglob("run.json")})
-    if len(found) == 1:
-        return found[0]
-    if found:
-        listed = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+    runs = sorted({file.parent for file in path.rglob("run.json")})
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        listed = ", ".join(map(str, runs[:5])) + (", …" if len(runs) > 5 else "")
         raise FileNotFoundError(
-            f"{path} holds {len(found)} recorded runs, name one of them: {listed}."
+            f"{path} holds {len(runs)} recorded runs, name one of them: {listed}."
         )
     raise FileNotFoundError(
         f"no recorded run in {path}: expected the directory that the monitor wrote, "

@@ -117,10 +117,10 @@ class AttackCLI(SubjectCLI):
 
     def subject(self) -> Subject:
         """Return what the config describes; somebody at a terminal sees progress."""
-        found = super().subject()
-        audit = cast(InversionAudit, found.monitor)
+        subject = super().subject()
+        audit = cast(InversionAudit, subject.monitor)
         audit.audit = replace(audit.audit, progress=sys.stderr.isatty())
-        return found
+        return subject
 
 
 def draw(
@@ -198,8 +198,8 @@ def choose_device(asked: str | None, accelerator: str) -> torch.device:
 def _class_of(entry: Any) -> type:
     """The class of a callback in a config; that of functions is of no interest."""
     module, _, name = str(entry["class_path"]).rpartition(".")
-    found = getattr(importlib.import_module(module), name)
-    return found if isinstance(found, type) else object
+    member = getattr(importlib.import_module(module), name)
+    return member if isinstance(member, type) else object
 
 
 def _of_a_monitor(states: Mapping[str, Any]) -> Mapping[str, Any]:

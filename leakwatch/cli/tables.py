@@ -114,8 +114,8 @@ def score_table(run: str | Path) -> str:
         column = table.columns.get((moment, quantity))
         if column is None:
             continue
-        known = describe(quantity, quantities)
-        summary = summarize(column, known.sign)
+        described = describe(quantity, quantities)
+        summary = summarize(column, described.sign)
         lines.append(
             [
                 quantity,
@@ -145,18 +145,19 @@ def say_where(saved: Path) -> None:
 
 
 def _achieved(table: LedgerTable, moment: Moment, kind: str) -> str:
-    known = achieved(table, moment, kind)
-    return _decibels(math.nan if known is None else known.median)
+    outcome = achieved(table, moment, kind)
+    return _decibels(math.nan if outcome is None else outcome.median)
 
 
 def _unclear(table: LedgerTable, kinds: Sequence[str]) -> list[str]:
     """One note for each audit with attacks that say nothing."""
     return [
         f"epoch {moment.epoch}: the {kind} attack was inconclusive on "
-        f"{known.inconclusive} of {known.attacked} samples, which shows no safety"
+        f"{outcome.inconclusive} of {outcome.attacked} samples, which shows no safety"
         for moment in audits(table)
         for kind in kinds
-        if (known := achieved(table, moment, kind)) is not None and known.inconclusive
+        if (outcome := achieved(table, moment, kind)) is not None
+        and outcome.inconclusive
     ]
 
 
@@ -172,8 +173,8 @@ def _worst(summary: Summary, column: Column, names: Sequence[str] | None) -> str
     if summary.worst_sample is None:
         return _MISSING
     label = column.labels[column.samples.index(summary.worst_sample)]
-    known = "" if label is None else f" (class {class_name(label, names)})"
-    return f"{summary.worst_sample}{known}"
+    of_class = "" if label is None else f" (class {class_name(label, names)})"
+    return f"{summary.worst_sample}{of_class}"
 
 
 def _excluded(summary: Summary) -> str:

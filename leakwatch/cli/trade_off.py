@@ -158,12 +158,12 @@ def compare_defenses(argv: list[str]) -> None:
     options, rest = parser.parse_known_args(argv)
     with quiet():
         cli = TradeCLI.read("trade-off", rest)
-        found = _measure(cli, cli.subject(), options.device)
-    print(f"\n{found.table()}\n")
-    saved = found.save(free_directory(options.output, None, "trade-off"))
+        study = _measure(cli, cli.subject(), options.device)
+    print(f"\n{study.table()}\n")
+    saved = study.save(free_directory(options.output, None, "trade-off"))
     asked = cli.trade
     for sentence in publish(
-        found,
+        study,
         saved.parent,
         mode=asked.wandb,
         project=asked.project,
@@ -171,9 +171,9 @@ def compare_defenses(argv: list[str]) -> None:
     ):
         print(sentence)
     say_where(saved)
-    if all(not cell.status.usable for cell in found.cells):
+    if all(not cell.status.usable for cell in study.cells):
         raise RuntimeError(
-            f"every cell of the grid failed; the first: {found.cells[0].status}"
+            f"every cell of the grid failed; the first: {study.cells[0].status}"
         )
 
 
@@ -227,6 +227,6 @@ def _partners(subject: Subject, probes: ProbeSet) -> tuple[Tensor, Tensor]:
     """Training samples to mix with, none of which is attacked."""
     # Sized, or no sample could have been drawn.
     size = len(cast(Sized, subject.data.train_dataloader().dataset))
-    found, _ = draw(subject, None, "train", min(size, _PARTNERS + len(probes)))
-    mine = torch.stack([(found.x == x).flatten(1).all(1) for x in probes.x]).any(0)
-    return found.x[~mine], found.y[~mine]
+    candidates, _ = draw(subject, None, "train", min(size, _PARTNERS + len(probes)))
+    mine = torch.stack([(candidates.x == x).flatten(1).all(1) for x in probes.x]).any(0)
+    return candidates.x[~mine], candidates.y[~mine]

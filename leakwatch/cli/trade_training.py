@@ -160,12 +160,12 @@ def _without_info() -> Iterator[None]:
 
 
 def publish(
-    found: TradeOff, directory: Path, *, mode: WandbMode, project: str, group: str
+    study: TradeOff, directory: Path, *, mode: WandbMode, project: str, group: str
 ) -> list[str]:
     """Log numbers of every cell, and the table and figure of all. No pictures.
 
     Args:
-        found: What to log.
+        study: What to log.
         directory: Where W&B keeps its files.
         mode: ``"off"`` logs nothing.
         project: Of the runs.
@@ -177,8 +177,8 @@ def publish(
     if mode == "off":
         return []
     refused: list[str] = []
-    for row in found.rows:
-        name = f"{row.setting.words(found.unit)}, seed {row.seed}"
+    for row in study.rows:
+        name = f"{row.setting.words(study.unit)}, seed {row.seed}"
         try:
             logger = _logger(directory, mode, project, group, name, row)
             refused += publish_scalars([logger], _scalars(row), step=0, epoch=0)
@@ -187,19 +187,19 @@ def publish(
             refused.append(f"W&B refused {name!r}: {type(error).__name__}: {error}")
     try:
         refused += _publish_all(
-            found, _logger(directory, mode, project, group, "trade-off", None)
+            study, _logger(directory, mode, project, group, "trade-off", None)
         )
     except Exception as error:
         refused.append(f"W&B refused the table: {type(error).__name__}: {error}")
     return refused
 
 
-def _publish_all(found: TradeOff, logger: WandbLogger) -> list[str]:
-    head, lines = columns(found.overview)
+def _publish_all(study: TradeOff, logger: WandbLogger) -> list[str]:
+    head, lines = columns(study.overview)
     logger.log_table(f"{_PREFIX}/table", columns=head, data=lines)
     refused: list[str] = []
     try:
-        figures = {"privacy_utility": found.figure()}
+        figures = {"privacy_utility": study.figure()}
     except ModuleNotFoundError as error:
         refused.append(str(error))
     else:

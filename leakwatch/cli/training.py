@@ -83,9 +83,9 @@ class ConfiguredCLI(LightningCLI):
         Raises:
             ValueError: Neither a datamodule nor a model with its own data.
         """
-        known = self.config_init
-        own = is_overridden("train_dataloader", known["model"], LightningModule)
-        if known.get("data") is None and not own:
+        built = self.config_init
+        own = is_overridden("train_dataloader", built["model"], LightningModule)
+        if built.get("data") is None and not own:
             raise ValueError(
                 "the config names no data; add some, such as "
                 "--config configs/data/mnist_sample.yaml."
@@ -153,8 +153,10 @@ def recorded_runs(trainer: Trainer) -> list[Path]:
         for callback in trainer.callbacks  # type: ignore[attr-defined]
         if isinstance(callback, RecordingCallback)
     ]
-    found = [Path(m.run_directory) for m in monitors if m.run_directory is not None]
-    return [directory for directory in found if directory.is_dir()]
+    directories = [
+        Path(m.run_directory) for m in monitors if m.run_directory is not None
+    ]
+    return [directory for directory in directories if directory.is_dir()]
 
 
 @contextmanager

@@ -146,14 +146,14 @@ class Scoring:
             raise ValueError("there is no sample to score: the batch is empty.")
         _check_noise(self.scores, settings, inputs.delta)
         _check_shapes(inputs, settings)
-        given = inputs.delta is not None or settings.prior_covariance is not None
+        specific = inputs.delta is not None or settings.prior_covariance is not None
         chosen = plan(
             [s.needs for s in self.scores],
             inputs,
             solver=self.solver,
             max_memory=self.max_memory,
             products=self.products,
-            eigenvectors=given,
+            eigenvectors=specific,
         )
         _check_path(settings, chosen, inputs.delta)
         rows = score_samples(inputs, self.scores, settings, chosen)

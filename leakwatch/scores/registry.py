@@ -161,18 +161,18 @@ def resolve(names: str | Score | Iterable[str | Score]) -> tuple[Score, ...]:
     wanted = [names] if isinstance(names, str | Score) else list(names)
     if not wanted:
         raise ValueError(f"no score asked for; choose from {_choices()}")
-    found: dict[str, Score] = {}
+    resolved: dict[str, Score] = {}
     for name in wanted:
         if isinstance(name, Score):
-            found.setdefault(name.name, name)
+            resolved.setdefault(name.name, name)
         elif not isinstance(name, str):
             _refuse(name)
         elif name in _GROUPS:
             for member in _GROUPS[name]:
-                found.setdefault(member, _SCORES[member])
+                resolved.setdefault(member, _SCORES[member])
         else:
-            found.setdefault(name, get(name))
-    return tuple(found.values())
+            resolved.setdefault(name, get(name))
+    return tuple(resolved.values())
 
 
 def _refuse(name: object) -> NoReturn:

@@ -53,16 +53,16 @@ def conclusions(
     if not table.moments:
         return []
     moment = table.moments[-1]
-    found: list[Row] = []
+    concluded: list[Row] = []
 
     def add(name: str, value: float, status: str) -> None:
-        found.append(Row(epoch, step, None, None, name, value, status))
+        concluded.append(Row(epoch, step, None, None, name, value, status))
 
     for kind in kinds:
-        known = achieved(table, moment, kind)
-        if known is None:
+        outcome = achieved(table, moment, kind)
+        if outcome is None:
             continue
-        for name, value, status in _shares(known):
+        for name, value, status in _shares(outcome):
             add(f"audit/{kind}/{name}", value, status)
         for metric in metrics:
             quality = table.columns.get((moment, f"audit/{kind}/{metric}"))
@@ -72,25 +72,25 @@ def conclusions(
             for name in predictors:
                 score = table.columns.get((moment, name))
                 if score is not None:
-                    rho, status = _correlation(score, quality, clear, known)
+                    rho, status = _correlation(score, quality, clear, outcome)
                     add(f"{SPEARMAN}{name}/{kind}/{metric}", rho, status)
-    return found
+    return concluded
 
 
-def _shares(known: Achieved) -> list[tuple[str, float, str]]:
+def _shares(outcome: Achieved) -> list[tuple[str, float, str]]:
     """Names, values and statuses of the shares."""
-    if not known.conclusive:
+    if not outcome.conclusive:
         reason = "undefined: no attack was conclusive, which shows no safety"
         return [("conclusive", 0.0, "ok"), ("recovered", math.nan, reason)]
     status = "ok"
-    if known.inconclusive:
+    if outcome.inconclusive:
         status = (
-            f"estimated: of {known.conclusive} samples whose attack was conclusive; "
-            f"inconclusive for {known.inconclusive} of {known.attacked}"
+            f"estimated: of {outcome.conclusive} samples whose attack was conclusive; "
+            f"inconclusive for {outcome.inconclusive} of {outcome.attacked}"
         )
     return [
-        ("conclusive", known.conclusive / known.attacked, "ok"),
-        ("recovered", known.recovered / known.conclusive, status),
+        ("conclusive", outcome.conclusive / outcome.attacked, "ok"),
+        ("recovered", outcome.recovered / outcome.conclusive, status),
     ]
 
 
@@ -100,15 +100,15 @@ def _correlation(
     """Of a score with the quality of conclusive attacks, and what it is worth."""
     usable = np.where(score.usable, score.values, math.nan)
     by_sample = dict(zip(score.samples, usable.tolist(), strict=True))
-    known = np.array([by_sample.get(s, math.nan) for s in quality.samples])
-    result = spearman(known, clear.values)
+    predicted = np.array([by_sample.get(s, math.nan) for s in quality.samples])
+    result = spearman(predicted, clear.values)
     beside = ""
     if attacks.inconclusive and not np.isnan(quality.values).all():
         beside = (
             f"; {attacks.inconclusive} of {attacks.attacked} samples left out, whose "
             "attack was inconclusive"
         )
-        every = spearman(known, quality.values, bootstrap=0)
+        every = spearman(predicted, quality.values, bootstrap=0)
         if every.status.usable:
             beside += f", {every.rho:+.2f} with them (n = {every.n})"
     if result.status.usable:
@@ -124,8 +124,10 @@ def sentence(rows: Sequence[Row], kinds: Sequence[Kind]) -> str | None:
         kinds: of start.
     """
     table, last = LedgerTable.from_rows(rows), rows[-1]
-    found = [(kind, achieved(table, table.moments[-1], kind)) for kind in kinds]
-    parts = [f"{kind} start: {known}" for kind, known in found if known is not None]
+    outcomes = [(kind, achieved(table, table.moments[-1], kind)) for kind in kinds]
+    parts = [
+        f"{kind} start: {outcome}" for kind, outcome in outcomes if outcome is not None
+    ]
     if not parts:
         return None
     seconds = next((r.value for r in rows if r.quantity == "seconds"), math.nan)

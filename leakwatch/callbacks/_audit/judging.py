@@ -52,15 +52,15 @@ class Judge:
             Name of a quantity → its value for each sample.
         """
         mean = self.pixels.to_input(self._probes.prior_mean.to(x)).expand_as(x)
-        seen = self.pixels.to_pixels(x.double())
+        pixels = self.pixels.to_pixels(x.double())
         unattacked = {
             "audit/baseline/constant_psnr": self._quality(best_constant(x), x)["psnr"],
             "audit/baseline/mean_psnr": self._quality(mean, x)["psnr"],
-            "image_std": seen.reshape(len(x), -1).std(1, correction=0),
+            "image_std": pixels.reshape(len(x), -1).std(1, correction=0),
         }
         if x.ndim == 4:
-            across = seen.diff(dim=-1).abs().flatten(1).mean(1)
-            down = seen.diff(dim=-2).abs().flatten(1).mean(1)
+            across = pixels.diff(dim=-1).abs().flatten(1).mean(1)
+            down = pixels.diff(dim=-2).abs().flatten(1).mean(1)
             unattacked["image_tv"] = (across + down).nan_to_num(0.0)
         return {name: values.tolist() for name, values in unattacked.items()}
 
@@ -173,9 +173,9 @@ def pixel_scale(probes: ProbeSet, settings: Settings) -> PixelScale:
     channel = -3 if probes.x.ndim == 4 else 1 - max(probes.x.ndim, 2)
     if probes.units == "input":
         return PixelScale(low=None, high=None, channel=channel)
-    seen = probes.pixels()
+    pixels = probes.pixels()
     top = settings.data_range
-    inside = bool(seen.amin() >= -1e-4 and seen.amax() <= top * (1 + 1e-4))
+    inside = bool(pixels.amin() >= -1e-4 and pixels.amax() <= top * (1 + 1e-4))
     return PixelScale(
         probes.mean,
         probes.std,

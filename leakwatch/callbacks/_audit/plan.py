@@ -100,11 +100,11 @@ def chosen(probes: ProbeSet, samples: int | None) -> list[int]:
     """
     if samples is None or samples >= len(probes):
         return list(range(len(probes)))
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     turns = []
     for i, label in enumerate(probes.y.tolist()):
-        turns.append((seen.get(label, 0), i))
-        seen[label] = seen.get(label, 0) + 1
+        turns.append((counts.get(label, 0), i))
+        counts[label] = counts.get(label, 0) + 1
     return sorted(i for _, i in sorted(turns)[:samples])
 
 
@@ -180,19 +180,19 @@ def describe_update_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]
     Returns:
         Their descriptions, and those of the joint scores.
     """
-    known = describe_scores(scores)
-    for entry in known.values():
+    described = describe_scores(scores)
+    for entry in described.values():
         entry["meaning"] += " (Of its part of the client's update, others known.)"
     for name in JOINT:
         decibels = name.endswith("psnr")
-        known[name] = {
+        described[name] = {
             "unit": "dB" if decibels else "pixel (norm over the image)",
             "direction": f"higher = {'more' if decibels else 'less'} exposed",
             "meaning": "Recovery of the image predicted from all of the client's "
             "update, its other images unknown.",
             "source": "Bayesian form of I²F with the mismatch of SME's surrogate",
         }
-    return known
+    return described
 
 
 def describe_clients(clients: Iterable[int]) -> dict[str, dict[str, str]]:
@@ -218,7 +218,7 @@ def describe_clients(clients: Iterable[int]) -> dict[str, dict[str, str]]:
 
 def chosen_attack(
     argument: str,
-    given: Any,
+    value: Any,
     steps: int | None,
     get: Callable[[str], PublishedAttack[Any]],
     *,
@@ -229,7 +229,7 @@ def chosen_attack(
 
     Args:
         argument: its name.
-        given: a preset's name, or an attack object.
+        value: a preset's name, or an attack object.
         steps: instead of the preset's; ``None`` leaves them.
         get: presets by name.
         example: one of them, for error texts.
@@ -241,20 +241,20 @@ def chosen_attack(
     """
     if steps is not None:
         steps = check_integer("steps", steps, example=300)
-    if isinstance(given, str):
-        preset = get(given)
+    if isinstance(value, str):
+        preset = get(value)
         if steps is None:
             return preset
         return replace(preset, attack=preset.attack.changed(steps=steps))
-    runs = callable(getattr(given, "run", None)) and hasattr(given, "name")
-    if isinstance(given, type) or not runs:
+    runs = callable(getattr(value, "run", None)) and hasattr(value, "name")
+    if isinstance(value, type) or not runs:
         kinds = ", an attack object or None" if optional else " or an attack object"
         raise TypeError(
             f"{argument} must be the name of a preset{kinds}, got "
-            f"{type(given).__name__}; for instance {argument}={example!r}."
+            f"{type(value).__name__}; for instance {argument}={example!r}."
         )
     if steps is not None:
         raise ValueError(
             f"steps={steps} is for presets; {argument} is an object with its own."
         )
-    return PublishedAttack(given)
+    return PublishedAttack(value)

@@ -39,10 +39,10 @@ def described(
         match: what the measure of matching means.
         message: what is attacked.
     """
-    found: dict[str, dict[str, str]] = {}
+    entries: dict[str, dict[str, str]] = {}
 
     def add(name: str, unit: str, direction: str, meaning: str, source: str) -> None:
-        found[name] = {
+        entries[name] = {
             "unit": unit,
             "direction": direction,
             "meaning": meaning,
@@ -93,4 +93,4 @@ def described(
     )
     add("image_std", "pixel", "", "Standard deviation over the image's pixels", "")
     add("image_tv", "pixel", "", "Mean absolute difference of neighbouring pixels", "")
-    return found
+    return entries

@@ -90,15 +90,15 @@ class BasisMemory:
             return self._timed(jacobian, {})
         self._check_room(jacobian.shape[2])
         keys = _keys(jacobian.x, jacobian.y)
-        known = {}
+        earlier = {}
         for i, key in enumerate(keys):
             if key in self._kept:
                 self._kept.move_to_end(key)
-                known[i] = self._kept[key][1]
-        made = self._timed(jacobian, known)
-        self._reused += len(known)
+                earlier[i] = self._kept[key][1]
+        made = self._timed(jacobian, earlier)
+        self._reused += len(earlier)
         for i, key in enumerate(keys):
-            if i not in known:
+            if i not in earlier:
                 self._keep(key, self._step, made.of_sample(i))
         return made
 
@@ -157,12 +157,14 @@ class BasisMemory:
         formed = sorted((step, key) for key, (step, _) in self._kept.items())
         self._formed = deque(formed)
 
-    def _timed(self, jacobian: GradientJacobian, known: dict[int, Directions]) -> Basis:
+    def _timed(
+        self, jacobian: GradientJacobian, earlier: dict[int, Directions]
+    ) -> Basis:
         started = time.perf_counter()
-        made = Basis.of(jacobian, earlier=known)
-        formed = len(made) - len(known)
+        made = Basis.of(jacobian, earlier=earlier)
+        formed = len(made) - len(earlier)
         seconds = time.perf_counter() - started if formed else 0.0
-        self.cost = BasisCost(formed, len(known), seconds)
+        self.cost = BasisCost(formed, len(earlier), seconds)
         return made
 
     def _keep(self, key: str, step: int, one: Directions) -> None:

@@ -152,8 +152,8 @@ class DefendedFit:
         # instead of copying everything here.
         def clip_then_defend(optimizer: Optimizer, *args: Any, **keywords: Any) -> None:
             before = None
-            known = self.samples is not None and finite(consumed(optimizer))
-            if self.samples is not None and known and consumed(optimizer):
+            usable = self.samples is not None and finite(consumed(optimizer))
+            if self.samples is not None and usable and consumed(optimizer):
                 before = self.samples.gradient(optimizer)
             original(optimizer, *args, **keywords)
             self.defend(optimizer, before)

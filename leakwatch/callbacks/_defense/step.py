@@ -274,7 +274,7 @@ def consumed(optimizer: Optimizer) -> list[nn.Parameter]:
     Raises:
         RuntimeError: for a sparse gradient.
     """
-    found: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is None:
@@ -285,8 +285,8 @@ def consumed(optimizer: Optimizer) -> list[nn.Parameter]:
                     f"noise on the entries that it holds would tell which rows were "
                     f"used; make its layer with sparse=False."
                 )
-            found[id(p)] = p
-    return list(found.values())
+            parameters[id(p)] = p
+    return list(parameters.values())
 
 
 def finite(parameters: Sequence[nn.Parameter]) -> bool:

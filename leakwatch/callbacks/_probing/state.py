@@ -71,5 +71,5 @@ class Progress:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`state`; unknown entries are left out."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in state.items() if key in known})
+        names = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in state.items() if key in names})

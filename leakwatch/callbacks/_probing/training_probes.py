@@ -85,11 +85,11 @@ def training_probes(
         ValueError: if its samples can't be probed; see :class:`ProbeSet`.
     """
     loader = only_loader(source, caller)
-    known = source.datamodule
-    names = getattr(known, "class_names", None)
+    datamodule = source.datamodule
+    names = getattr(datamodule, "class_names", None)
     stated = mean is None and std is None
     if stated:
-        mean, std = _stated(known)
+        mean, std = _stated(datamodule)
 
     def draw(dataset: Any, chosen: Sequence[int] | None) -> ProbeSet:
         return ProbeSet.from_dataset(
@@ -105,12 +105,12 @@ def training_probes(
 
     dataset = loader.dataset
     if source.training:
-        dataset = _unaugmented(known, dataset)
+        dataset = _unaugmented(datamodule, dataset)
     try:
         if indices is None and isinstance(loader.sampler, SubsetRandomSampler):
             kept = [int(i) for i in loader.sampler.indices]
-            found = draw(Subset(dataset, kept), None)
-            indices = [kept[i] for i in found.index]
+            drawn = draw(Subset(dataset, kept), None)
+            indices = [kept[i] for i in drawn.index]
         probes = draw(dataset, indices)
         if stated and mean is not None and _in_unit_range(probes):
             # Normalised images of a whole data set leave [0, 1]: these are not.
@@ -137,10 +137,10 @@ def only_loader(source: Source, caller: str) -> DataLoader[Any]:
     """
     loaders = list(_loaders(source.loaders))
     if len(loaders) != 1:
-        found = ", ".join(type(x).__name__ for x in loaders) or "none"
+        kinds = ", ".join(type(x).__name__ for x in loaders) or "none"
         raise TypeError(
             f"{caller} draws its probes from one training DataLoader, but found "
-            f"{len(loaders)} ({found}); {_HOW}."
+            f"{len(loaders)} ({kinds}); {_HOW}."
         )
     if not isinstance(loaders[0], DataLoader):
         raise TypeError(

@@ -199,11 +199,11 @@ def _samples(
             cells.setdefault(row.sample, {})[row.quantity] = row
     columns = ["epoch", "step", "sample", "class", *quantities, "status"]
     table = []
-    for sample, found in cells.items():
-        first = next(iter(found.values()))
-        bad = [f"{q}: {r.status}" for q, r in found.items() if r.status != "ok"]
-        bad += [f"{q}: infinite" for q, r in found.items() if np.isinf(r.value)]
-        values = [found[q].value if q in found else None for q in quantities]
+    for sample, measured in cells.items():
+        first = next(iter(measured.values()))
+        bad = [f"{q}: {r.status}" for q, r in measured.items() if r.status != "ok"]
+        bad += [f"{q}: infinite" for q, r in measured.items() if np.isinf(r.value)]
+        values = [measured[q].value if q in measured else None for q in quantities]
         table.append(
             [
                 first.epoch,
@@ -224,16 +224,16 @@ def _classes(
     table = LedgerTable.from_rows(rows)
     cells = []
     for (moment, quantity), column in table.columns.items():
-        for found in summarize_classes(column):
+        for summary in summarize_classes(column):
             cells.append(
                 [
                     moment.epoch,
                     moment.step,
-                    _name(found.label, names),
+                    _name(summary.label, names),
                     quantity,
-                    _finite(found.mean),
-                    _finite(found.median),
-                    found.used,
+                    _finite(summary.mean),
+                    _finite(summary.median),
+                    summary.used,
                 ]
             )
     return columns, cells

@@ -79,7 +79,7 @@ class Recorder:
         rows: Sequence[Row],
         spectra: Mapping[str, Any] | None,
         attacks: Mapping[str, Any] | None,
-        found: Mapping[str, Any],
+        learned: Mapping[str, Any],
     ) -> None:
         """Adds one probe step to the ledger.
 
@@ -87,14 +87,14 @@ class Recorder:
             rows: of the step.
             spectra: eigenvalues with their samples, or ``None``.
             attacks: reconstructions with their samples, or ``None``.
-            found: what the step adds to the run's metadata.
+            learned: what the step adds to the run's metadata.
         """
         if self._ledger is None:
             return
         try:
             self._ledger.append(rows, spectra, attacks)
-            if any(self._metadata.get(key) != value for key, value in found.items()):
-                self._metadata |= found
+            if any(self._metadata.get(key) != value for key, value in learned.items()):
+                self._metadata |= learned
                 self._ledger.write_metadata(self._metadata)
         except Exception as error:
             self._warn("ledger", f"a probe step was not recorded: {error}")

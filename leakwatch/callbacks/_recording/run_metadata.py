@@ -137,8 +137,8 @@ def created(past: PastRecord | None) -> str | None:
     """When the run that is continued began, as its metadata say."""
     if past is None or not past.directory:
         return None
-    found = RiskLedger(past.directory).read_metadata()
-    return str(found["created"]) if "created" in found else None
+    metadata = RiskLedger(past.directory).read_metadata()
+    return str(metadata["created"]) if "created" in metadata else None
 
 
 def _occupied(path: Path, past: PastRecord | None) -> bool:
@@ -158,8 +158,8 @@ def _same(directory: str, path: Path) -> bool:
 
 
 def _run_in(path: Path) -> str | None:
-    found = RiskLedger(path).read_metadata().get("run")
-    return None if found is None else str(found)
+    run = RiskLedger(path).read_metadata().get("run")
+    return None if run is None else str(run)
 
 
 def describe_run(

@@ -81,10 +81,10 @@ def sentence(
     seconds = next(row.value for row in rows if row.quantity == "seconds")
     start = f"leakwatch epoch {last.epoch} (step {last.step}):"
     for name in HEADLINES:
-        found = table.last(name)
-        if found is None:
+        latest = table.last(name)
+        if latest is None:
             continue
-        summary = summarize(found[1], quantities[name].sign)
+        summary = summarize(latest[1], quantities[name].sign)
         if summary.used:
             noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
             return (
