@@ -338,9 +338,10 @@ class _RitzValues:
     def next_lane(self) -> int:
         """Where to go on: a new chain, the newest, or the one that is wanted most."""
         ready = self._basis.open[self._place]
-        if not bool(ready.any()) or (self._incomplete and self._told):
-            self._newest, self._told = self._newest + 1, False
-            self._began = self._basis.vectors.shape[1]
+        m, waiting = self._basis.vectors.shape[1], int(ready.sum())
+        room = m + waiting < self._basis.operator.size
+        if waiting == 0 or (self._incomplete and self._told and room):
+            self._newest, self._told, self._began = self._newest + 1, False, m
             self._basis.start(self._place, self._newest)
         elif self._told:
             reach = self._basis.coupling[self._place].cpu() @ self._wanted

@@ -96,6 +96,20 @@ def test_multiplicity_is_counted_when_nothing_breaks_down(multiplicity, k):
     )
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("n", "k"), [(20, 3), (7, 2), (12, 11)])
+def test_no_chain_starts_where_there_is_no_room(n, k, seed):
+    """Up to the last product, when all that is left already waits for its turn."""
+    generator = torch.Generator().manual_seed(seed)
+    j = torch.randn(3, 50, n, generator=generator, dtype=torch.float64)
+    matrices = j.mT @ j
+    s = lanczos(matrices, k=k, which="both")
+    truth = eigenvalues_of(matrices)
+    assert bool(s.converged.all())
+    torch.testing.assert_close(s.eigenvalues, truth[:, :k], rtol=1e-12, atol=0)
+    torch.testing.assert_close(s.lambda_min, truth[:, -1], rtol=1e-9, atol=0)
+
+
 def test_second_eigenvalue_is_not_claimed_before_it_is_confirmed():
     values = torch.cat([blocks((2.0, 2)), geometric(150, 1e4)])
     s = lanczos(rotated(values), k=2, max_matvecs=14)

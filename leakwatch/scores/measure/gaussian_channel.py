@@ -228,12 +228,18 @@ def noise_for_squared_error(channel: Channel, gain: Tensor, wanted: float) -> fl
         gain: its gains, or bounds of them.
         wanted: below the prior's own Σ ‖L w_i‖².
     """
+    # On the CPU: bisection looks at one number after the other.
+    gain, weight = gain.cpu(), channel.weight.cpu()
     shown = gain > 0
-    if float(channel.weight[~shown].sum()) >= wanted:
+    if float(weight[~shown].sum()) >= wanted:
         return 0.0
+
+    def error(log_s2: float) -> float:
+        return float((weight * posterior(gain, math.exp(log_s2 / 2))).sum())
+
     # In log s² the error is monotone; beyond these ends it is constant.
     middle = _bisected(
-        lambda log_s2: channel.squared_error(gain, math.exp(log_s2 / 2)) >= wanted,
+        lambda log_s2: error(log_s2) >= wanted,
         math.log(float(gain[shown].min())) - 80.0,
         math.log(float(gain[shown].max())) + 80.0,
         steps=100,
