@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from leakwatch.checks import check_choice, check_integer, check_number
-from leakwatch.models.architectures.parts import image_sides
+from leakwatch.models.architectures.parts import checked_sizes
 from leakwatch.models.initialization import check_scheme, initialize
 from leakwatch.models.registry import build_model
 
@@ -56,8 +56,7 @@ class ImageClassifier(L.LightningModule):
             ValueError: An argument out of range, or a name that is not registered.
         """
         check_integer("num_classes", num_classes, smallest=2, example=10)
-        check_integer("in_channels", in_channels)
-        image_sides(image_size)
+        checked_sizes(in_channels, num_classes, image_size)
         check_scheme(initialization)
         if isinstance(model, nn.Module):
             if model_args:

@@ -7,8 +7,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import checked_sizes, make_activation
 
 # fan-out, kernel, stride, padding, max-pool after it
 _LAYERS = (
@@ -56,9 +55,10 @@ class AlexNet(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        sides = image_sides(image_size, network="AlexNet", least=29)
-        height, width = ((side - 1) // 4 + 1 for side in sides)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size, network="AlexNet", least=29
+        )
+        height, width = (height - 1) // 4 + 1, (width - 1) // 4 + 1
         layers: list[nn.Module] = []
         for fan_out, kernel, stride, padding, pooled in _LAYERS:
             layers += [
@@ -70,9 +70,7 @@ class AlexNet(nn.Module):
                 layers.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2
         self.features = nn.Sequential(*layers)
-        self.fc = nn.Linear(
-            channels * height * width, check_integer("num_classes", num_classes)
-        )
+        self.fc = nn.Linear(channels * height * width, classes)
 
     def forward(
         self, x: Float[Tensor, "batch channels height width"]

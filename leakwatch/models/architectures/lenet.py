@@ -7,8 +7,10 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import (
+    checked_sizes,
+    make_activation,
+)
 
 _WIDTH = 12
 
@@ -47,8 +49,9 @@ class LeNet(nn.Module):
         activation: str = "sigmoid",
     ) -> None:
         super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        height, width = image_sides(image_size)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size
+        )
         layers: list[nn.Module] = []
         for stride in (2, 2, 1, 1):
             layers += [
@@ -58,9 +61,7 @@ class LeNet(nn.Module):
             channels = _WIDTH
             height, width = -(-height // stride), -(-width // stride)
         self.features = nn.Sequential(*layers)
-        self.fc = nn.Linear(
-            _WIDTH * height * width, check_integer("num_classes", num_classes)
-        )
+        self.fc = nn.Linear(_WIDTH * height * width, classes)
 
     def forward(
         self, x: Float[Tensor, "batch channels height width"]

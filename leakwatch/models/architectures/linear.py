@@ -7,8 +7,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides
+from leakwatch.models.architectures.parts import checked_sizes
 
 
 @final
@@ -46,12 +45,10 @@ class LinearClassifier(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        height, width = image_sides(image_size)
-        self.fc = nn.Linear(
-            check_integer("in_channels", in_channels) * height * width,
-            check_integer("num_classes", num_classes),
-            bias=bias,
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size
         )
+        self.fc = nn.Linear(channels * height * width, classes, bias=bias)
 
     def forward(
         self, x: Float[Tensor, "batch channels height width"]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import checked_sizes, make_activation
 
 
 @final
@@ -50,8 +50,10 @@ class MLP(nn.Module):
                 "hidden_sizes must be a sequence of integers, such as "
                 f"hidden_sizes=(256, 128), got {hidden_sizes!r}."
             )
-        height, width = image_sides(image_size)
-        fan_in = check_integer("in_channels", in_channels) * height * width
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size
+        )
+        fan_in = channels * height * width
         layers: list[nn.Module] = [nn.Flatten()]
         for size in hidden_sizes:
             layers += [
@@ -59,7 +61,7 @@ class MLP(nn.Module):
                 make_activation(activation),
             ]
             fan_in = size
-        layers.append(nn.Linear(fan_in, check_integer("num_classes", num_classes)))
+        layers.append(nn.Linear(fan_in, classes))
         self.layers = nn.Sequential(*layers)
 
     def forward(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from leakwatch.checks import check_integer
 
@@ -37,24 +38,33 @@ def make_activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
-def image_sides(
-    image_size: object, *, network: str = "", least: int = 1
-) -> tuple[int, int]:
-    """Height and width of a square or a rectangular image, in pixels.
+def checked_sizes(
+    in_channels: object,
+    num_classes: object,
+    image_size: object,
+    *,
+    network: str = "",
+    least: int = 1,
+) -> tuple[int, int, int, int]:
+    """Channels, classes, height and width, as every architecture takes them.
 
     Args:
-        image_size: One integer, or a sequence (height, width).
+        in_channels: Channels of the input image.
+        num_classes: Number of logits.
+        image_size: One integer, or a sequence (height, width), in pixels.
         network: Its name, for the error text.
         least: Smallest side that its strides don't shrink to nothing.
 
     Raises:
-        TypeError: Neither an integer nor a pair of integers.
-        ValueError: A side is below 1, or below `least`.
+        TypeError: A size is not an integer, or `image_size` no pair of them.
+        ValueError: A size is below 1, or a side below `least`.
 
     Example:
-        >>> image_sides(28), image_sides([32, 48])
-        ((28, 28), (32, 48))
+        >>> checked_sizes(3, 10, 28), checked_sizes(1, 10, [32, 48])
+        ((3, 10, 28, 28), (1, 10, 32, 48))
     """
+    channels = check_integer("in_channels", in_channels)
+    classes = check_integer("num_classes", num_classes, example=10)
     sides = (image_size, image_size)
     if isinstance(image_size, Sequence) and not isinstance(image_size, str):
         if len(image_size) != 2:
@@ -70,7 +80,27 @@ def image_sides(
             f"image_size={height}×{width}; resize them, or take a network with fewer "
             "strides, such as 'lenet' or 'resnet8'."
         )
-    return height, width
+    return channels, classes, height, width
+
+
+class TorchvisionNet(nn.Module):
+    """A network of torchvision's, whose activations write into fresh tensors.
+
+    Args:
+        net: The network, of which `forward(x)` gives logits; changed in place.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        out_of_place(net)
+        self.net = net
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return logits."""
+        logits: Tensor = self.net(x)
+        return logits
 
 
 def out_of_place(net: nn.Module) -> None:

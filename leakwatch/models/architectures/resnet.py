@@ -8,11 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import resnet18, resnet152
 
-from leakwatch.checks import check_integer
 from leakwatch.models.architectures.parts import (
-    image_sides,
+    TorchvisionNet,
+    checked_sizes,
     make_activation,
-    out_of_place,
     with_channels,
 )
 
@@ -84,11 +83,9 @@ class ResNet8(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        image_sides(image_size)
+        channels, classes, _, _ = checked_sizes(in_channels, num_classes, image_size)
         self.stem = nn.Sequential(
-            nn.Conv2d(
-                check_integer("in_channels", in_channels), 16, 3, padding=1, bias=False
-            ),
+            nn.Conv2d(channels, 16, 3, padding=1, bias=False),
             nn.BatchNorm2d(16),
             make_activation(activation),
         )
@@ -98,7 +95,7 @@ class ResNet8(nn.Module):
             BasicBlock(32, 64, 2, activation),
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(64, check_integer("num_classes", num_classes))
+        self.fc = nn.Linear(64, classes)
 
     def forward(
         self, x: Float[Tensor, "batch channels height width"]
@@ -109,7 +106,7 @@ class ResNet8(nn.Module):
 
 
 @final
-class ResNet18(nn.Module):
+class ResNet18(TorchvisionNet):
     """torchvision's ResNet18, with the stem for 32×32 images unless told otherwise.
 
     In the small stem the 7×7 stride-2 convolution is 3×3 with stride 1 and the
@@ -136,31 +133,19 @@ class ResNet18(nn.Module):
         image_size: int | tuple[int, int] = 32,
         small_stem: bool = True,
     ) -> None:
-        super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        image_sides(image_size)
-        net = resnet18(
-            weights=None, num_classes=check_integer("num_classes", num_classes)
-        )
+        channels, classes, _, _ = checked_sizes(in_channels, num_classes, image_size)
+        net = resnet18(weights=None, num_classes=classes)
         if small_stem:
             net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
             net.maxpool = nn.Identity()
         else:
             net.conv1 = with_channels(net.conv1, channels)
         _start(net.conv1)
-        out_of_place(net)
-        self.net = net
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return logits."""
-        logits: Tensor = self.net(x)
-        return logits
+        super().__init__(net)
 
 
 @final
-class ResNet152(nn.Module):
+class ResNet152(TorchvisionNet):
     """torchvision's ResNet152, untrained: 60,192,808 parameters for 1000 classes.
 
     He et al., "Deep Residual Learning" (CVPR 2016), Table 1; Zhang et al., "Inversion
@@ -185,23 +170,11 @@ class ResNet152(nn.Module):
         num_classes: int = 1000,
         image_size: int | tuple[int, int] = 224,
     ) -> None:
-        super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        image_sides(image_size)
-        net = resnet152(
-            weights=None, num_classes=check_integer("num_classes", num_classes)
-        )
+        channels, classes, _, _ = checked_sizes(in_channels, num_classes, image_size)
+        net = resnet152(weights=None, num_classes=classes)
         net.conv1 = with_channels(net.conv1, channels)
         _start(net.conv1)
-        out_of_place(net)
-        self.net = net
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return logits."""
-        logits: Tensor = self.net(x)
-        return logits
+        super().__init__(net)
 
 
 def _start(stem: nn.Conv2d) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torchvision import models
 
-from leakwatch.checks import check_integer
 from leakwatch.models.architectures.parts import (
-    image_sides,
-    out_of_place,
+    TorchvisionNet,
+    checked_sizes,
     with_channels,
 )
 
@@ -24,7 +22,7 @@ _BUILDERS = {
 
 
 @final
-class ShuffleNetV2(nn.Module):
+class ShuffleNetV2(TorchvisionNet):
     """torchvision's ShuffleNetV2, with a stem for 32×32 images as an option.
 
     Ma et al., "ShuffleNet V2" (ECCV 2018); LAVP attacks it on ImageNet without
@@ -53,24 +51,12 @@ class ShuffleNetV2(nn.Module):
         width: float = 1.0,
         small_stem: bool = True,
     ) -> None:
-        super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        image_sides(image_size)
+        channels, classes, _, _ = checked_sizes(in_channels, num_classes, image_size)
         if width not in _BUILDERS:
             raise ValueError(f"width must be 0.5, 1.0, 1.5 or 2.0, got {width!r}.")
-        net = _BUILDERS[width](
-            weights=None, num_classes=check_integer("num_classes", num_classes)
-        )
+        net = _BUILDERS[width](weights=None, num_classes=classes)
         net.conv1[0] = with_channels(net.conv1[0], channels)
         if small_stem:
             net.conv1[0].stride = (1, 1)
             net.maxpool = nn.Identity()
-        out_of_place(net)
-        self.net = net
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return logits."""
-        logits: Tensor = self.net(x)
-        return logits
+        super().__init__(net)

@@ -7,8 +7,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import checked_sizes, make_activation
 
 
 class _SmallCNN(nn.Module):
@@ -25,9 +24,11 @@ class _SmallCNN(nn.Module):
     ) -> None:
         super().__init__()
         first, second, hidden = widths
-        height, width = image_sides(image_size, network=name, least=4)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size, network=name, least=4
+        )
         self.features = nn.Sequential(
-            nn.Conv2d(check_integer("in_channels", in_channels), first, 3, padding=1),
+            nn.Conv2d(channels, first, 3, padding=1),
             make_activation(activation),
             nn.AvgPool2d(2),
             nn.Conv2d(first, second, 3, padding=1),
@@ -37,7 +38,7 @@ class _SmallCNN(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(second * (height // 4) * (width // 4), hidden),
             make_activation(activation),
-            nn.Linear(hidden, check_integer("num_classes", num_classes)),
+            nn.Linear(hidden, classes),
         )
 
     def forward(

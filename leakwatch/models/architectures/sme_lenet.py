@@ -7,8 +7,10 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import (
+    checked_sizes,
+    make_activation,
+)
 
 
 @final
@@ -50,8 +52,9 @@ class SMELeNet(nn.Module):
         activation: str = "tanh",
     ) -> None:
         super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        height, width = image_sides(image_size, network="SMELeNet", least=12)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size, network="SMELeNet", least=12
+        )
         layers: list[nn.Module] = []
         for fan_out in (6, 16):
             layers += [
@@ -68,7 +71,7 @@ class SMELeNet(nn.Module):
             make_activation(activation),
             nn.Linear(120, 84),
             make_activation(activation),
-            nn.Linear(84, check_integer("num_classes", num_classes)),
+            nn.Linear(84, classes),
         )
 
     def forward(

@@ -7,8 +7,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import checked_sizes, make_activation
 from leakwatch.models.architectures.resnet import BasicBlock
 
 _HIDDEN = 1000
@@ -52,9 +51,11 @@ class SMEResNet8(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        channels = check_integer("in_channels", in_channels)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size
+        )
         # Each block of stride 2 rounds up, and the padded pool adds one position.
-        height, width = (-(-n // 4) // 2 + 1 for n in image_sides(image_size))
+        height, width = (-(-n // 4) // 2 + 1 for n in (height, width))
         self.features = nn.Sequential(
             nn.Conv2d(channels, 32, 3, padding=1, bias=False),
             nn.BatchNorm2d(32),
@@ -67,7 +68,7 @@ class SMEResNet8(nn.Module):
         )
         self.classifier = nn.Sequential(
             nn.Linear(128 * height * width, _HIDDEN),
-            nn.Linear(_HIDDEN, check_integer("num_classes", num_classes)),
+            nn.Linear(_HIDDEN, classes),
         )
 
     def forward(

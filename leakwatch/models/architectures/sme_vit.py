@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides
+from leakwatch.models.architectures.parts import checked_sizes
 
 _HEAD = 768
 
@@ -110,26 +110,23 @@ class SMEViT(nn.Module):
         depth: int = 4,
     ) -> None:
         super().__init__()
-        size = image_sides(image_size)
-        patch = size
+        channels, classes, *size = checked_sizes(in_channels, num_classes, image_size)
+        patch = size[0], size[1]
         if patch_size is not None:
-            side = check_integer("patch_size", patch_size)
-            patch = side, side
+            patch = (check_integer("patch_size", patch_size),) * 2
         if size[0] % patch[0] or size[1] % patch[1]:
             raise ValueError(
                 f"patch_size={patch_size} doesn't divide the image size "
                 f"{size[0]}×{size[1]}; choose one that does, or patch_size=None."
             )
-        check_integer("width", width)
+        width = check_integer("width", width)
         if width % check_integer("heads", heads):
             raise ValueError(
                 f"heads must divide width, such as width=384, heads=4, got "
                 f"width={width}, heads={heads}."
             )
         tokens = (size[0] // patch[0]) * (size[1] // patch[1])
-        self.patches = nn.Conv2d(
-            check_integer("in_channels", in_channels), width, patch, stride=patch
-        )
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, tokens + 1, width))
         self.blocks = nn.Sequential(
@@ -142,7 +139,7 @@ class SMEViT(nn.Module):
             nn.LayerNorm(width),
             nn.Linear(width, _HEAD),
             nn.GELU(),
-            nn.Linear(_HEAD, check_integer("num_classes", num_classes)),
+            nn.Linear(_HEAD, classes),
         )
 
     def forward(

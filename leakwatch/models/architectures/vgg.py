@@ -7,8 +7,10 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, make_activation
+from leakwatch.models.architectures.parts import (
+    checked_sizes,
+    make_activation,
+)
 
 _STAGES = ((32, 64), (128, 128), (256, 256))
 _HIDDEN = 512
@@ -52,8 +54,9 @@ class VGG9(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        height, width = image_sides(image_size, network="VGG9", least=8)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size, network="VGG9", least=8
+        )
         layers: list[nn.Module] = []
         for stage in _STAGES:
             for fan_out in stage:
@@ -71,7 +74,7 @@ class VGG9(nn.Module):
             make_activation(activation),
             nn.Linear(_HIDDEN, _HIDDEN),
             make_activation(activation),
-            nn.Linear(_HIDDEN, check_integer("num_classes", num_classes)),
+            nn.Linear(_HIDDEN, classes),
         )
 
     def forward(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import final
 
-from jaxtyping import Float
-from torch import Tensor, nn
 from torchvision.models import vit_b_16
 
-from leakwatch.checks import check_integer
-from leakwatch.models.architectures.parts import image_sides, with_channels
+from leakwatch.models.architectures.parts import (
+    TorchvisionNet,
+    checked_sizes,
+    with_channels,
+)
 
 _PATCH = 16
 
 
 @final
-class ViTB16(nn.Module):
+class ViTB16(TorchvisionNet):
     """torchvision's ViT-B/16, untrained.
 
     Dosovitskiy et al., "An Image is Worth 16×16 Words" (ICLR 2021): width 768, 12
@@ -42,9 +43,9 @@ class ViTB16(nn.Module):
         num_classes: int = 1000,
         image_size: int | tuple[int, int] = 224,
     ) -> None:
-        super().__init__()
-        channels = check_integer("in_channels", in_channels)
-        height, width = image_sides(image_size)
+        channels, classes, height, width = checked_sizes(
+            in_channels, num_classes, image_size
+        )
         if height != width or height % _PATCH:
             raise ValueError(
                 "ViTB16 needs square images with a side that is a multiple of "
@@ -52,15 +53,8 @@ class ViTB16(nn.Module):
             )
         net = vit_b_16(
             weights=None,
-            num_classes=check_integer("num_classes", num_classes),
+            num_classes=classes,
             image_size=height,
         )
         net.conv_proj = with_channels(net.conv_proj, channels)
-        self.net = net
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return logits."""
-        logits: Tensor = self.net(x)
-        return logits
+        super().__init__(net)

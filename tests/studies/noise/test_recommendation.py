@@ -191,7 +191,7 @@ def test_mistakes() -> None:
         (r"share must lie in \(0, 1\], got 90", {"share": 90}),
         ("rounds must be at least 1, got 0", {"rounds": 0}),
         ("slack must be at least 0 and finite, got -1", {"slack": -1.0}),
-        ("target_psnr must be a finite number", {"target_psnr": math.inf}),
+        ("target_psnr must be finite, got inf", {"target_psnr": math.inf}),
     ):
         with pytest.raises(ValueError, match=match):
             leakwatch.recommend_noise(net, x, y, **more)
