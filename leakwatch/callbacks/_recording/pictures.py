@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leakwatch.probes import ProbeSet
+from leakwatch.reporting.html.markup import difference
 
 __all__ = ["attack_panels", "captions", "pictures", "to_pictures"]
 
@@ -69,8 +70,7 @@ def attack_panels(
         if original is None or kind not in attacks:
             continue
         rebuilt = attacks[kind]
-        apart = np.abs(rebuilt.astype(np.int16) - original.astype(np.int16))
-        panel = [original, rebuilt, apart.astype(np.uint8)]
+        panel = [original, rebuilt, difference(rebuilt, original)]
         panels.append(np.concatenate(panel, axis=2))
         for sample in attacks["sample"]:
             name = probes.class_of(place[int(sample)])

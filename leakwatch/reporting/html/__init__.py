@@ -9,4 +9,7 @@ hold finished words and can be tested without HTML. How it looks is in ``templat
 - ``markup``: what sections share: figures, cards, cells, pictures.
 - ``summary``, ``notices``, ``attacks``, ``correlations``, ``samples``, ``tables``:
   the sections.
+
+A new section is a function that returns what it shows, or None; a template
+``sections/<anchor>.html.j2`` that finds this as ``content``; and a line in ``report``.
 """

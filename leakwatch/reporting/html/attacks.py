@@ -19,6 +19,7 @@ from leakwatch.reporting.html.markup import (
     Card,
     Panel,
     data_uri,
+    difference,
     make_panels,
     thumbnail,
 )
@@ -350,14 +351,13 @@ def _result(
     else:
         word = "failed" if status_word(verdict.status) == "failed" else "inconclusive"
         style, level = "about", "soft"
-    image = difference = ""
+    image = apart = ""
     if kind in shown:
         original, rebuilt = shown["original"][place], shown[kind][place]
-        apart = np.abs(rebuilt.astype(np.int16) - original.astype(np.int16))
-        image, difference = _picture(rebuilt), _picture(apart.astype(np.uint8))
+        image, apart = _picture(rebuilt), _picture(difference(rebuilt, original))
     text = "" if math.isnan(value) else decibels(value)
     badge = Badge(word, style, verdict.status)
-    return Result(image, difference, text, level, badge)
+    return Result(image, apart, text, level, badge)
 
 
 def _picture(pixels: Any) -> str:

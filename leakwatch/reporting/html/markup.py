@@ -20,6 +20,7 @@ __all__ = [
     "NumberCell",
     "Panel",
     "data_uri",
+    "difference",
     "make_panel",
     "make_panels",
     "sort_key",
@@ -155,6 +156,19 @@ def thumbnail(
     box = (0, 0, width - width % wide, height - height % tall)
     small = np.asarray(_image(pixels).reduce((wide, tall), box))
     return small.reshape(*small.shape[:2], pixels.shape[2])
+
+
+def difference(
+    rebuilt: npt.NDArray[np.uint8], original: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint8]:
+    """Return the absolute difference of two pictures of one shape, uint8.
+
+    Example:
+        >>> difference(np.array([3], np.uint8), np.array([200], np.uint8)).tolist()
+        [197]
+    """
+    apart: npt.NDArray[np.int16] = np.abs(rebuilt.astype(np.int16) - original)
+    return apart.astype(np.uint8)
 
 
 def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
