@@ -120,11 +120,11 @@ def layer_attribution(
         counts[name.rpartition(".")[0]] += size
     rows, tops = [], []
     for sample, scale in enumerate(jacobian.scale.square().tolist()):
-        found = jacobian.gram(sample, max_memory=max_memory, by_layer=largest)
-        rows.append([found.traces[name] * scale for name in counts])
+        h = jacobian.gram(sample, max_memory=max_memory, by_layer=largest)
+        rows.append([h.traces[name] * scale for name in counts])
         # A layer of which nothing had to be kept adds nothing to H.
-        none = {name: math.nan if t else 0.0 for name, t in found.traces.items()}
-        tops.append([(none | found.largest)[name] * scale for name in counts])
+        none = {name: math.nan if t else 0.0 for name, t in h.traces.items()}
+        tops.append([(none | h.largest)[name] * scale for name in counts])
     return LayerTable(
         tuple(counts),
         tuple(counts.values()),

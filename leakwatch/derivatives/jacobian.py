@@ -219,9 +219,9 @@ class GradientJacobian:
             for kind in (torch.float32, torch.float64)
         ]
         apart = float((columns[0] - columns[1]).square().sum())
-        found = math.sqrt(n / directions * apart) if apart >= 0 else math.inf
+        error = math.sqrt(n / directions * apart) if apart >= 0 else math.inf
         unit = torch.finfo(self.dtype).eps / torch.finfo(torch.float32).eps
-        return found * unit
+        return error * unit
 
 
 @final

@@ -72,12 +72,12 @@ class DifferentiableNetwork:
         self._loss = SampleLoss(module, self.criterion)
         if parameters is not None:
             with as_evaluated(self._loss):
-                known = dict(self._loss.named_parameters())
+                by_full_name = dict(self._loss.named_parameters())
             prefix = "module."
-            by_name = {name.removeprefix(prefix): p for name, p in known.items()}
+            by_name = {name.removeprefix(prefix): p for name, p in by_full_name.items()}
             chosen = matching(by_name, parameters)
             self._loss.only = frozenset(
-                name for name in known if name.removeprefix(prefix) in chosen
+                name for name in by_full_name if name.removeprefix(prefix) in chosen
             )
         self._path = path
         self._resolved: Literal["vmap", "loop"] | None = None
@@ -270,20 +270,20 @@ class DifferentiableNetwork:
         """
         if self._resolved is not None:
             return self._resolved
-        found = examine(self._loss, at, x, y, self._path)
-        self._push, self._pull = found.push, found.pull
+        examination = examine(self._loss, at, x, y, self._path)
+        self._push, self._pull = examination.push, examination.pull
         name = type(self.module).__name__
-        if found.conclusive:
-            self._resolved = found.path
-            if found.why:
+        if examination.conclusive:
+            self._resolved = examination.path
+            if examination.why:
                 _log.warning(
                     "leakwatch evaluates %s sample by sample, which is slower: %s.",
                     name,
-                    found.why,
+                    examination.why,
                 )
-        for note in found.notes:
+        for note in examination.notes:
             self.note(note)
-        return found.path
+        return examination.path
 
     def refuse_stray_reads(self, at: Weights, x: Tensor, y: Tensor) -> None:
         """See :func:`leakwatch.derivatives.verification.refuse_stray_reads`."""

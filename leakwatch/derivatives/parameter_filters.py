@@ -72,7 +72,7 @@ def matching(
         names = [wanted] if isinstance(wanted, str) else list(wanted)
         by_name = {name: _chosen(parameters, name) for name in names}
         chosen = frozenset[str]().union(*by_name.values())
-        missing = [repr(name) for name, found in by_name.items() if not found]
+        missing = [repr(name) for name, matches in by_name.items() if not matches]
     if missing:
         raise ValueError(
             f"parameters: {', '.join(missing)} matches none of the network's "

@@ -63,13 +63,13 @@ class _Group:
         """For some of its members; the others get a direction of zero."""
         take = getattr(self.graph, name)
         if wanted == self.members:
-            found: Tensor = take(v)
-            return found
+            all_rows: Tensor = take(v)
+            return all_rows
         places = [self.members.index(i) for i in wanted]
-        given = v.new_zeros(len(self.members), v.shape[1])
-        given[places] = v
-        some: Tensor = take(given)[places]
-        return some
+        directions = v.new_zeros(len(self.members), v.shape[1])
+        directions[places] = v
+        rows: Tensor = take(directions)[places]
+        return rows
 
 
 @final
@@ -182,9 +182,9 @@ class BatchProducts:
         if self._way != "plain" and self._stamp != self._gradients.stamp():
             self._retreat("the weights have changed since the first product", "plain")
         while self._way != "plain":
-            found = self._attempt(product, v, chosen)
-            if found is not None:
-                return found
+            result = self._attempt(product, v, chosen)
+            if result is not None:
+                return result
         return self._plainly(product, v, rows)
 
     def _attempt(
@@ -231,20 +231,20 @@ class BatchProducts:
             xs, ys = at.prepared(x[two], self._y[two])
             batched = at.resolve(weights, xs, ys) == "vmap"
             try:
-                found = opening(at, weights, xs, ys)
+                where = opening(at, weights, xs, ys)
             except Exception:  # it may take one sample at a time
-                found = None
+                where = None
         self._stamp = at.stamp()
         self._alone_allowed = not batched or x.device.type == "cpu"
-        self._way, self._opening = "batch", found
-        if len(x) > 1 and (found is None or not at.together):
+        self._way, self._opening = "batch", where
+        if len(x) > 1 and (where is None or not at.together):
             why = "a sample's loss, or what its layers see, depends on the others"
-        elif found is not None and found.others and len(x) > 1:
-            names = [name.removeprefix("module.") for name in found.others]
+        elif where is not None and where.others and len(x) > 1:
+            names = [name.removeprefix("module.") for name in where.others]
             more = " …" if len(names) > 3 else ""
             why = f"{', '.join(names[:3])}{more} belong to no layer that comes apart"
         else:
-            numbers = 1 if found is None else max(1, found.numbers)
+            numbers = 1 if where is None else max(1, where.numbers)
             each = numbers * at.dtype.itemsize
             most = at.chunk_size or _GROUP_BYTES // (_PEAK * each)
             self._size = max(1, min(most, len(x)))
@@ -270,13 +270,13 @@ class BatchProducts:
                 wanted = [chosen[r] for r in rows]
                 group = self._group(start, wanted)
                 # Rows of u and J v can be so large that every copy counts.
-                given = v if rows == list(range(len(v))) else v[rows]
-                parts.append(group.product(product, given, wanted))
+                some = v if rows == list(range(len(v))) else v[rows]
+                parts.append(group.product(product, some, wanted))
                 places += rows
-        found = torch.cat(parts) if len(parts) > 1 else parts[0]
+        result = torch.cat(parts) if len(parts) > 1 else parts[0]
         if places == sorted(places):
-            return found
-        return found[torch.tensor(places, device=found.device).argsort()]
+            return result
+        return result[torch.tensor(places, device=result.device).argsort()]
 
     def _group(self, start: int, wanted: list[int]) -> _Group:
         """A graph with the wanted samples, and few others."""
@@ -321,9 +321,9 @@ class BatchProducts:
     @property
     def _usable(self) -> list[int]:
         """Samples whose gradient can show that something is wrong."""
-        known = torch.isfinite(self._length) & (self._length > 0)
-        found: list[int] = known.nonzero()[:, 0].tolist()
-        return found
+        usable = torch.isfinite(self._length) & (self._length > 0)
+        positions: list[int] = usable.nonzero()[:, 0].tolist()
+        return positions
 
     def _compare_gradients(self, graph: Recorded, members: list[int]) -> None:
         length = self._length[members].to(self._unit.dtype)

@@ -157,14 +157,14 @@ class Recorded:
         )
         with ConstantConvolutions(), taps:
             loss = gradients.batch_loss(at.shared | free, at.fixed, x, y, weight)
-        found = torch.autograd.grad(
+        received = torch.autograd.grad(
             loss,
             [*added.values(), *free.values()],
             create_graph=True,
             allow_unused=True,
             materialize_grads=True,
         )
-        deltas = dict(zip(added, found, strict=False))
+        deltas = dict(zip(added, received, strict=False))
         pairs = []
         for layer in where.layers.values():
             rows = []
@@ -177,7 +177,7 @@ class Recorded:
                 torch.cat(t, 1) if len(t) > 1 else t[0] for t in zip(*rows, strict=True)
             )
             pairs.append((a, d))
-        return pairs, dict(zip(free, found[len(added) :], strict=True))
+        return pairs, dict(zip(free, received[len(added) :], strict=True))
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -215,11 +215,11 @@ class Recorded:
         ]
         if not pairs:
             return torch.zeros_like(self._leaf)
-        outputs, given = zip(*pairs, strict=True)
+        outputs, received = zip(*pairs, strict=True)
         return torch.autograd.grad(
             outputs,
             self._leaf,
-            given,
+            received,
             retain_graph=True,
             create_graph=create_graph,
             allow_unused=True,

@@ -53,8 +53,8 @@ class PlainTensors:
         for where, m in module.named_modules():
             for key, value in list(vars(m).items()):
                 name = f"{where}.{key}"
-                known = self.written is None or name in self.written
-                if type(value) is Tensor and known:
+                writable = self.written is None or name in self.written
+                if type(value) is Tensor and writable:
                     copy = vars(m)[key] = value.detach().clone()
                     # Under a transform a tensor has no storage to speak of.
                     if self.addresses is not None and copy.layout == torch.strided:
@@ -100,14 +100,14 @@ class SampleLoss(nn.Module):
             self.caches.look()
             before.restore()
         if not isinstance(loss, Tensor) or loss.shape != y.shape[:1]:
-            given = (
+            returned = (
                 f"shape {tuple(loss.shape)}"
                 if isinstance(loss, Tensor)
                 else f"a {type(loss).__name__}"
             )
             raise ValueError(
                 f"criterion(module, x, y) must return one loss per sample, shape "
-                f"({len(y)},), but returned {given}; use reduction='none'."
+                f"({len(y)},), but returned {returned}; use reduction='none'."
             )
         return loss
 

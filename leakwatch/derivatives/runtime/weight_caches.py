@@ -64,12 +64,12 @@ class Caches:
             if key not in _REGISTRIES and _may_be_cache(value)
         ]
         bare = [slot for slot in candidates if not _holds_tensors(_value(slot))]
-        found: list[_Slot] = []
+        caches: list[_Slot] = []
         # Emptying what is full may break a forward, so each of them has its own turn.
         for group in [bare, *([slot] for slot in candidates if slot not in bare)]:
             if group:
-                found += self._refilled(group, run)
-        self.slots = found
+                caches += self._refilled(group, run)
+        self.slots = caches
 
     def _refilled(
         self, group: list[_Slot], run: Callable[[int], object]

@@ -157,16 +157,16 @@ def agreement(
 
     # Row by row, because together the copies in float64 could be as large as J.
     rows = [
-        torch.stack((norm(mine - true), norm(mine), norm(true)))
-        for mine, true in zip(fast.detach(), reference.detach(), strict=True)
+        torch.stack((norm(ours - right), norm(ours), norm(right)))
+        for ours, right in zip(fast.detach(), reference.detach(), strict=True)
     ]
-    gaps, mine, true = torch.stack(rows).T.cpu()
-    sizes = torch.maximum(mine, true) if size is None else size.detach().double().cpu()
-    known = torch.isfinite(true)
-    gaps = torch.where(known, gaps.nan_to_num(math.inf, math.inf), 0.0)
+    gaps, ours, right = torch.stack(rows).T.cpu()
+    sizes = torch.maximum(ours, right) if size is None else size.detach().double().cpu()
+    shown = torch.isfinite(right)
+    gaps = torch.where(shown, gaps.nan_to_num(math.inf, math.inf), 0.0)
     relative = torch.where(gaps > 0, gaps / sizes, 0.0).nan_to_num(math.inf, math.inf)
     close = (gaps <= share * sizes + floor) & torch.isfinite(gaps)
-    holds = bool((close | ~known).all())
+    holds = bool((close | ~shown).all())
     worst = float(relative.max())
     reason = (
         ""
@@ -175,4 +175,4 @@ def agreement(
         if math.isfinite(worst)
         else "is not finite"
     )
-    return Agreement(holds, bool(known.all()), float(gaps.max()), worst, reason)
+    return Agreement(holds, bool(shown.all()), float(gaps.max()), worst, reason)

@@ -83,12 +83,12 @@ class Comparison:
 
         def image(product: Callable[..., Tensor], *direction: Tensor) -> Tensor | None:
             run = functools.partial(self.batched, product, *direction)
-            found: Tensor | None
-            found, error = attempt(run)
+            result: Tensor | None
+            result, error = attempt(run)
             if error is not None:
                 detail = f" ({first_line(error)})"
                 failures.append(Failure(run, "can't transform it", detail))
-            return found
+            return result
 
         def differ(product: Callable[..., Tensor], *direction: Tensor) -> None:
             run = functools.partial(self.batched, product, *direction)

@@ -57,15 +57,15 @@ def culprit_of(
     where = modules.here
     if not where:  # it failed in a backward pass, whose error may name the operation
         text = str(error)
-        known = [name for name in watch.operations if len(name) > 4 and name in text]
-        where = watch.operations[max(known, key=len)] if known else ""
+        named = [name for name in watch.operations if len(name) > 4 and name in text]
+        where = watch.operations[max(named, key=len)] if named else ""
     return f" because of {where}" if where else ""
 
 
 def remedy(error: BaseException) -> str:
     """What helps against an error, in parentheses; empty if nothing is known."""
-    found = [r for name, r in _REMEDIES.items() if name in str(error)]
-    return f" ({found[0]})" if found else ""
+    remedies = [r for name, r in _REMEDIES.items() if name in str(error)]
+    return f" ({remedies[0]})" if remedies else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -115,8 +115,8 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         self.operations.setdefault(func.overloadpacket.__name__, self.modules.here)
         self.looks |= func.overloadpacket is _LOOK
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        for t in given:
+        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for t in operands:
             if id(t) in self.live:
                 name = self.live[id(t)].removeprefix("module.")
                 raise UnsupportedModuleError(
@@ -134,7 +134,7 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for t in tree_leaves((named | kwargs).get(argument.name)):
                 self._note_write(t)
         out = func(*args, **kwargs)
-        if any(t.dtype == self.dtype for t in given):
+        if any(t.dtype == self.dtype for t in operands):
             for t in tree_leaves(out):
                 if self._is_lower(t):
                     self.lower.setdefault(t.dtype, self.modules.here)
