@@ -25,7 +25,7 @@ from leakwatch.scores.measure.plan import (
     plan,
 )
 from leakwatch.scores.registry import Score, resolve
-from leakwatch.scores.result import ScoreResult
+from leakwatch.scores.result import ScoreResult, columns
 from leakwatch.scores.settings import UNIFORM_STD, Settings
 
 __all__ = ["DEFAULT_MAX_MEMORY", "Scoring", "score"]
@@ -146,14 +146,13 @@ class Scoring:
             raise ValueError("there is no sample to score: the batch is empty.")
         _check_noise(self.scores, settings, inputs.delta)
         _check_shapes(inputs, settings)
-        specific = inputs.delta is not None or settings.prior_covariance is not None
         chosen = plan(
             [s.needs for s in self.scores],
             inputs,
+            settings,
             solver=self.solver,
             max_memory=self.max_memory,
             products=self.products,
-            eigenvectors=specific,
         )
         _check_path(settings, chosen, inputs.delta)
         rows = score_samples(inputs, self.scores, settings, chosen)
@@ -163,17 +162,10 @@ class Scoring:
             spectra = torch.stack(
                 [lost if row.eigenvalues is None else row.eigenvalues for row in rows]
             )
+        numbers, status = columns([row.values for row in rows])
         return ScoreResult(
-            numbers={
-                s.name: torch.tensor(
-                    [row.values[s.name].number for row in rows], dtype=torch.float64
-                )
-                for s in self.scores
-            },
-            status={
-                s.name: tuple(row.values[s.name].status for row in rows)
-                for s in self.scores
-            },
+            numbers=numbers,
+            status=status,
             solver=chosen.solver,
             reason=chosen.reason,
             eigenvalues=spectra,

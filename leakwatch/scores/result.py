@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,6 +37,17 @@ class Value(NamedTuple):
     def times(self, factor: float) -> Value:
         """The same value in other units."""
         return Value(self.number * factor, self.status)
+
+
+def columns(
+    rows: Sequence[Mapping[str, Value]],
+) -> tuple[dict[str, Float[Tensor, " rows"]], dict[str, tuple[Status, ...]]]:
+    """Numbers, float64, and statuses by name, from one value per name in each row."""
+    numbers = {
+        name: torch.tensor([row[name].number for row in rows], dtype=torch.float64)
+        for name in rows[0]
+    }
+    return numbers, {name: tuple(row[name].status for row in rows) for name in rows[0]}
 
 
 def judged(number: float, low: float, high: float, what: str) -> Value:

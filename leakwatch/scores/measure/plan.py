@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, final, get_args
 
 from leakwatch.derivatives.gram.gram import columns_stored
 from leakwatch.scores.measure.inputs import ScoreInputs
+from leakwatch.scores.settings import Settings
 
 #: What a score may need to be measured.
 Need: TypeAlias = Literal[
@@ -73,10 +74,10 @@ def check_solver(solver: str) -> Solver:
 def plan(
     needs: Sequence[frozenset[Need]],
     inputs: ScoreInputs,
+    settings: Settings,
     *,
     solver: Solver,
     max_memory: float,
-    eigenvectors: bool,
     products: int = DEFAULT_PRODUCTS,
 ) -> Plan:
     """The cheapest way to measure what some scores need.
@@ -84,9 +85,10 @@ def plan(
     Args:
         needs: of each score.
         inputs: the samples, of which the first counts.
+        settings: the prior. A full covariance needs eigenvectors, as a perturbation
+            does.
         solver: ``"auto"``, or a choice made already.
         max_memory: MiB that the Jacobian of one sample may take.
-        eigenvectors: whether a perturbation or a full prior covariance is given.
         products: most products for each task of ``lanczos``.
 
     Returns:
@@ -94,6 +96,7 @@ def plan(
         input has at most 4,096 elements and the Jacobian fits ``max_memory``.
     """
     every: frozenset[Need] = frozenset().union(*needs)
+    directed = inputs.delta is not None or settings.prior_covariance is not None
     reason = "as asked"
     if solver == "auto":
         solver, reason = _choose(every, inputs, max_memory)
@@ -103,7 +106,7 @@ def plan(
         smallest="lambda_min" in every,
         cosine="cosine" in every,
         trace="trace" in every,
-        eigenvectors=eigenvectors and solver == "exact" and "spectrum" in every,
+        eigenvectors=directed and solver == "exact" and "spectrum" in every,
         reason=reason,
         spectrum="spectrum" in every,
         any_noise=any("spectrum" in one and "noise" not in one for one in needs),

@@ -65,11 +65,11 @@ class ClientScores:
     """Scores of one client.
 
     Attributes:
-        samples: score → one value for each sample.
+        samples: score → value, of each sample.
         client: score → the value for all samples as one input.
     """
 
-    samples: dict[str, list[Value]]
+    samples: list[dict[str, Value]]
     client: dict[str, Value]
 
     @classmethod
@@ -81,7 +81,7 @@ class ClientScores:
         names = [s.name for s in scores]
         each = (*(names if effort.blocks else ()), *(JOINT if effort.joint else ()))
         return cls(
-            {name: [gone] * n for name in each},
+            [dict.fromkeys(each, gone) for _ in range(n)],
             dict.fromkeys(names, gone) if effort.joint else {},
         )
 
@@ -113,12 +113,11 @@ def score_client(
     if offset is None:
         raise ValueError("scores of a client need the offset x − μ, got None.")
     rounding = [inputs.rounding(i) for i in range(len(inputs))]
-    samples: dict[str, list[Value]] = {}
+    samples: list[dict[str, Value]] = [{} for _ in rounding]
     if effort.blocks:
-        samples = {s.name: [] for s in scores}
-        for spectrum in _blocks(inputs, offset, mismatch, effort, rounding):
-            for s in scores:
-                samples[s.name].append(value_of(s, spectrum, settings))
+        blocks = _blocks(inputs, offset, mismatch, effort, rounding)
+        for values, spectrum in zip(samples, blocks, strict=True):
+            values.update({s.name: value_of(s, spectrum, settings) for s in scores})
     client: dict[str, Value] = {}
     if effort.joint:
         try:
@@ -130,12 +129,11 @@ def score_client(
             reason = describe_error(error)
             _log.warning("leakwatch could not score a client: %s", reason)
             gone = Value.without("failed", reason)
-            errors = [gone] * len(inputs)
+            errors = [gone] * len(samples)
             client = {s.name: gone for s in scores}
-        samples[JOINT[0]] = errors
-        samples[JOINT[1]] = [
-            psnr(e, offset.shape[1], settings.data_range) for e in errors
-        ]
+        for values, joint_error in zip(samples, errors, strict=True):
+            values[JOINT[0]] = joint_error
+            values[JOINT[1]] = psnr(joint_error, offset.shape[1], settings.data_range)
     return _doubted(ClientScores(samples, client), scores, mismatch)
 
 
@@ -153,14 +151,15 @@ def _doubted(
     )
     doubted = {s.name for s in scores if "noise" in s.needs} | set(JOINT)
 
-    def value(name: str, exact: Value) -> Value:
-        ok = exact.status.word == "ok"
-        return Value(exact.number, status) if ok and name in doubted else exact
+    def rough(values: dict[str, Value]) -> dict[str, Value]:
+        return {
+            name: Value(value.number, status)
+            if name in doubted and value.status.word == "ok"
+            else value
+            for name, value in values.items()
+        }
 
-    return ClientScores(
-        {name: [value(name, v) for v in row] for name, row in result.samples.items()},
-        {name: value(name, v) for name, v in result.client.items()},
-    )
+    return ClientScores([rough(row) for row in result.samples], rough(result.client))
 
 
 # -- each sample, as if the attacker knew all others -----------------------------------

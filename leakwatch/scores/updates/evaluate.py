@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from leakwatch.checks import check_number, check_shape
 from leakwatch.derivatives import GradientMap
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.registry import Score
+from leakwatch.scores.result import columns
 from leakwatch.scores.settings import Settings
 from leakwatch.scores.updates.client import ClientScores, Effort, score_client
 from leakwatch.scores.updates.result import UpdateScores
@@ -168,34 +169,21 @@ def _client(
 def _gathered(
     clients: Sequence[_Client], notes: tuple[str, ...], seconds: float
 ) -> UpdateScores:
-    def column(numbers: list[Any]) -> Tensor:
+    def column(numbers: list[float]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float64)
 
-    rows = {
-        name: [c.scores.samples[name] for c in clients]
-        for name in clients[0].scores.samples
-    }
-    wholes = {
-        name: [c.scores.client[name] for c in clients]
-        for name in clients[0].scores.client
-    }
+    tables = [columns(c.scores.samples) for c in clients]
+    client_numbers, client_status = columns([c.scores.client for c in clients])
     return UpdateScores(
         numbers={
-            name: column([[value.number for value in row] for row in table])
-            for name, table in rows.items()
+            name: torch.stack([numbers[name] for numbers, _ in tables])
+            for name in tables[0][0]
         },
         status={
-            name: tuple(tuple(value.status for value in row) for row in table)
-            for name, table in rows.items()
+            name: tuple(status[name] for _, status in tables) for name in tables[0][1]
         },
-        client_numbers={
-            name: column([value.number for value in values])
-            for name, values in wholes.items()
-        },
-        client_status={
-            name: tuple(value.status for value in values)
-            for name, values in wholes.items()
-        },
+        client_numbers=client_numbers,
+        client_status=client_status,
         alpha=column([c.alpha for c in clients]),
         similarity=column([c.similarity for c in clients]),
         mismatch=column([c.mismatch for c in clients]),
