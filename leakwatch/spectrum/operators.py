@@ -84,35 +84,8 @@ class FactorOperator(BatchOperator, Protocol):
         """Return Jᵀ u, sample by sample."""
 
 
-class _Dense:
-    """Matrices as an operator."""
-
-    def __init__(self, matrices: Tensor) -> None:
-        self._matrices = matrices.detach()
-
-    @property
-    def batch_size(self) -> int:
-        """Number of samples."""
-        return self._matrices.shape[0]
-
-    @property
-    def size(self) -> int:
-        """Number of columns n."""
-        return self._matrices.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Arithmetic of the products."""
-        return self._matrices.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the matrices are."""
-        return self._matrices.device
-
-
 @final
-class DenseOperator(_Dense):
+class DenseOperator:
     """Symmetric matrices as an operator.
 
     Args:
@@ -124,16 +97,19 @@ class DenseOperator(_Dense):
     """
 
     def __init__(self, matrices: Tensor) -> None:
-        super().__init__(matrices)
-        check_matrices(self._matrices)
-        finite = finite_samples(self._matrices)
+        matrices = matrices.detach()
+        check_matrices(matrices)
+        finite = finite_samples(matrices)
         if not bool(finite.all()):
             bad = (~finite).nonzero().flatten().tolist()
             raise ValueError(
                 f"matrices of samples {bad} hold NaN or infinity, expected finite "
                 "values; remove those samples, or use exact(), which sets them apart"
             )
-        check_symmetry(self._matrices)
+        check_symmetry(matrices)
+        self._matrices = matrices
+        self.batch_size, self.size, _ = matrices.shape
+        self.dtype, self.device = matrices.dtype, matrices.device
 
     def matvec(
         self,
@@ -152,7 +128,7 @@ class DenseOperator(_Dense):
 
 
 @final
-class DenseFactor(_Dense):
+class DenseFactor:
     """Matrices J as an operator.
 
     Args:
@@ -170,12 +146,9 @@ class DenseFactor(_Dense):
                 "(batch, rows, n), none empty"
             )
         check_dtype(matrices.dtype)
-        super().__init__(matrices)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self._matrices.shape[1]
+        self._matrices = matrices.detach()
+        self.batch_size, self.rows, self.size = shape
+        self.dtype, self.device = matrices.dtype, matrices.device
 
     def forward(
         self,

@@ -45,6 +45,11 @@ class JointJacobian:
 
     Attributes:
         scale: J/J̃.
+        batch_size: 1, the client.
+        rows: d_θ.
+        size: N·d_x.
+        dtype: arithmetic of the products.
+        device: where they are taken.
     """
 
     def __init__(
@@ -52,36 +57,14 @@ class JointJacobian:
         jacobian: GradientJacobian,
         along: Float[Tensor, " d_theta"] | None = None,
     ) -> None:
+        n, self.rows, d_x = jacobian.shape
+        self.batch_size, self.size = 1, n * d_x
+        self.dtype, self.device = jacobian.dtype, jacobian.device
         self._each = jacobian.normal()
         top = float(jacobian.scale.max())
-        self.scale = top / len(jacobian.scale)
+        self.scale = top / n
         self._ratio = (jacobian.scale / top).to(jacobian.dtype)[:, None]
         self._along = None if along is None else along.to(self._ratio)[None]
-
-    @property
-    def batch_size(self) -> int:
-        """One: the client."""
-        return 1
-
-    @property
-    def rows(self) -> int:
-        """d_θ."""
-        return self._each.rows
-
-    @property
-    def size(self) -> int:
-        """N·d_x."""
-        return self._each.batch_size * self._each.size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Arithmetic of the products."""
-        return self._each.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the products are taken."""
-        return self._each.device
 
     def forward(
         self,
