@@ -260,7 +260,8 @@ class GradientTask(AttackTask):
     @property
     def targets(self) -> Int[Tensor, " attacks"]:
         """The target of each attack, restart by restart."""
-        return torch.arange(self.shared.targets).repeat(self.restarts)
+        every = torch.arange(self.shared.targets, device=self.device)
+        return every.repeat(self.restarts)
 
     def tick(
         self, total: int, before: int = 0
@@ -657,13 +658,15 @@ def check_arguments(seed: int, restarts: int | None, progress: bool | Progress) 
 # -- presets ---------------------------------------------------------------------------
 
 
-class _Named(Protocol):
+class NamedAttack(Protocol):
+    """What can be registered."""
+
     @property
     def name(self) -> str:
         """What it is asked for by."""
 
 
-A = TypeVar("A", bound=_Named)
+A = TypeVar("A", bound=NamedAttack)
 
 
 @final

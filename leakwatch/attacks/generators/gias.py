@@ -172,7 +172,7 @@ class GIASAttack(GradientAttack):
             task,
             [self.generator] * targets,
             first.parameters[0][at],
-            torch.arange(targets),
+            torch.arange(targets, device=best.device),
             scale,
             before=steps,
         )
