@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import leakwatch
 from leakwatch.attacks import Start
+from leakwatch.quality import quality
 
 Call = Callable[[nn.Module, Tensor, Tensor, Any], object]
 PIXEL_SCALE = {"mean": [0.4], "std": [0.25]}
@@ -88,6 +89,15 @@ def test_samples_on_the_cpu_and_a_network_on_any_device(
 ) -> None:
     x, y = samples(2)
     call(net().to(device), x.float(), y, lambda t: t)
+
+
+@pytest.mark.parametrize("scale", [{}, PIXEL_SCALE], ids=["pixels", "normalised"])
+def test_originals_on_another_device_than_reconstructions(scale: Any) -> None:
+    x = torch.rand(2, *SHAPE)
+    if scale:
+        x = (x - 0.4) / 0.25
+    measured = quality(x, elsewhere(x.clone())[0], metrics=["mse"], **scale)
+    assert measured["mse"].tolist() == [0.0, 0.0]
 
 
 def test_what_is_elsewhere_meets_nothing_before_it_is_moved() -> None:

@@ -66,7 +66,7 @@ def quality(
 
     Args:
         images: reconstructions, in the units of the network's input.
-        originals: what they should show, same shape and units.
+        originals: what they should show, same shape and units; on any device.
         mean: per channel, of the normalisation that the network's inputs went
             through: pixel = input · std + mean.
         std: the same.
@@ -100,7 +100,7 @@ def quality(
     epsilon = max(torch.finfo(t.dtype).eps for t in (images, originals))
     ceiling = -20 * math.log10(epsilon) if psnr_ceiling is None else psnr_ceiling
     a = in_pixels(images, mean, std, pixels)
-    b = in_pixels(originals, mean, std, pixels)
+    b = in_pixels(originals.to(images.device), mean, std, pixels)
     finite = [torch.isfinite(t).reshape(len(t), -1).all(1) for t in (a, b)]
     is_image = a.ndim == 4
     if is_image and low is not None:
