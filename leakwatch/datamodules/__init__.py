@@ -1,4 +1,8 @@
-"""Data sets as LightningDataModules: one file each."""
+"""Data sets as LightningDataModules: one file each.
+
+A new one subclasses ``ImageDataModule`` and says in ``load`` where its images are;
+``ClientsDataModule`` divides any of them among federated clients.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Federated averaging: clients, their local training, rounds, and its analysis."""
+"""Federated averaging: clients, their local training, rounds, and its analysis.
+
+``partition`` divides data among clients, ``local`` trains one of them, ``averaging``
+and ``rounds`` are the server's part, ``received`` is what a server sees of it, and
+``analysis`` says how much a weight update looks like a gradient.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The papers' architectures, their initialisations, and a classifier to train them."""
+"""The papers' architectures, their initialisations, and modules that train them.
+
+A new architecture is one file in ``architectures/`` and one line below that registers
+it; ``classifier`` trains any of them, ``fedavg`` does so by federated averaging.
+"""
 
 from __future__ import annotations
 

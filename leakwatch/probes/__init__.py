@@ -1,4 +1,8 @@
-"""The fixed, reproducible set of samples that is watched over training."""
+"""The fixed, reproducible set of samples that is watched over training.
+
+``selection`` draws them from a data set, ``items`` reads them, ``pipeline`` asks the
+data set for its normalisation and class names, ``scale`` finds pixel units and prior.
+"""
 
 from leakwatch.probes.probe_set import ProbeSet
 

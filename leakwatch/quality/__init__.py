@@ -1,4 +1,8 @@
-"""How good a reconstruction is: pixel errors, SSIM, LPIPS, FSIM, and baselines."""
+"""How good a reconstruction is: pixel errors, SSIM, LPIPS, FSIM, and baselines.
+
+``api`` measures, ``metrics`` lists what it can, ``structural`` and ``perceptual`` hold
+the longer ones; ``assignment`` finds which reconstruction shows which image.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The networks of the papers, one file each."""
+"""The networks of the papers, one file each; ``parts`` has what several share."""
