@@ -106,10 +106,10 @@ def test_who_does_not_know_takes_the_message_for_one_image() -> None:
     answers = share(MixUp(ALPHA, public=others()), at, 0, 2)
     aim = plain(at, answers, 0)
     assert torch.equal(aim.truth, at.x)
-    assert aim.given.noise_std == 0.0
-    torch.testing.assert_close(aim.given.gradients(at.x, y), at.gradient)
+    assert aim.observation.noise_std == 0.0
+    torch.testing.assert_close(aim.observation.gradients(at.x, y), at.gradient)
     both = torch.cat([answer.gradient for answer in answers.each])
-    torch.testing.assert_close(aim.given.message, both.mean(0, keepdim=True))
+    torch.testing.assert_close(aim.observation.message, both.mean(0, keepdim=True))
     first = share(MixUp(ALPHA, public=others()), at, 0)
     assert torch.equal(first.mean.gradient, answers.each[0].gradient)
 
