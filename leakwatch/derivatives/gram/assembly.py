@@ -196,8 +196,8 @@ def _one_pass(
         tangents, coefficients = source.tangents(some, frozenset(keys), names)
         place = slice(int(numbers[0]), int(numbers[-1]) + 1)
         for piece in pieces:
-            found = piece.part.rows(tangents, coefficients)
-            columns[place, piece.place] = found[:, piece.inner]
+            coordinates = piece.part.rows(tangents, coefficients)
+            columns[place, piece.place] = coordinates[:, piece.inner]
         for part, delta, a in factors:
             key = part.layer.keys[0]
             delta[place] = tangents.deltas[key].flatten(1)
@@ -306,10 +306,8 @@ class _Ledger:
         else:
             # One sample without a number must not cost the others theirs.
             finite = bool(torch.isfinite(h).all())
-            found = (
-                float(lanczos(h, tol=_TOL).eigenvalues[0, 0]) if finite else math.nan
-            )
-            self.largest[name] = found if math.isnan(found) else max(0.0, found)
+            top = float(lanczos(h, tol=_TOL).eigenvalues[0, 0]) if finite else math.nan
+            self.largest[name] = top if math.isnan(top) else max(0.0, top)
 
 
 def _module(part: Rows | ConvFactors) -> str:

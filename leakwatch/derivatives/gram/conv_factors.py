@@ -176,9 +176,9 @@ def fewer_operations(layer: Layer, n: int) -> bool:
     """
     call = layer.calls[0]
     saved = (_PARTS + 1) / (2 * _PARTS)
-    made, given = call.output.numel(), call.input.numel()
+    outputs, inputs = call.output.numel(), call.input.numel()
     positions, pixels = call.positions, math.prod(call.input[2:])
-    mixing = made * given + made * positions + given * pixels
+    mixing = outputs * inputs + outputs * positions + inputs * pixels
     # Beyond many positions the map between the factors is not worth its memory.
     few = positions <= _MOST_POSITIONS
-    return few and saved * made + given + mixing / n < saved * layer.numbers
+    return few and saved * outputs + inputs + mixing / n < saved * layer.numbers

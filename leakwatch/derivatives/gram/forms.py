@@ -92,9 +92,9 @@ class Plain:
                 part = (d.reshape(-1, call.weight[0]).T @ tokens).view(k, -1)
             else:
                 kernel = math.prod(call.weight[2:])
-                found = over_pixels(a.reshape(k, call.groups, -1, d.shape[2]), d)
-                found = found.view(*found.shape[:3], -1, kernel)
-                part = found.transpose(2, 3).reshape(k, -1)
+                patches = over_pixels(a.reshape(k, call.groups, -1, d.shape[2]), d)
+                patches = patches.view(*patches.shape[:3], -1, kernel)
+                part = patches.transpose(2, 3).reshape(k, -1)
             total[:, :size] += part
         return total
 
@@ -146,8 +146,8 @@ class Isometric:
         inside = a @ self._q[: self._columns]
         outside = inside @ -self._q.T
         outside[:, :, : self._columns] += a
-        found = (self._delta.T @ inside).flatten(1)
-        return torch.cat((found, (self._turned.T @ outside).flatten(1)), 1)
+        seen = (self._delta.T @ inside).flatten(1)
+        return torch.cat((seen, (self._turned.T @ outside).flatten(1)), 1)
 
     def _of_one(self, a: Tensor) -> Tensor:
         k, columns, rows = len(a), self._columns, self._rows
@@ -211,8 +211,8 @@ class Ranged:
             pixels = inputs[0].reshape(k, call.groups, -1, math.prod(call.input[2:]))
         if self._kept is not None:
             pixels = pixels[..., self._kept]
-        found = over_pixels(pixels, self._root).flatten(1)
-        return torch.cat((found, found.new_zeros(k, self._rest)), 1)
+        reached = over_pixels(pixels, self._root).flatten(1)
+        return torch.cat((reached, reached.new_zeros(k, self._rest)), 1)
 
 
 @final
@@ -257,32 +257,34 @@ class Rows:
                 ``tangents`` has Δ itself.
         """
         if isinstance(self.layer, str) or self.columns is None:
-            found = tangents.others[str(self.layer)]
-            return found.reshape(len(found), math.prod(found.shape[1:]))
-        found = self.columns.of_inputs([tangents.inputs[k] for k in self.layer.keys])
+            tangent = tangents.others[str(self.layer)]
+            return tangent.reshape(len(tangent), math.prod(tangent.shape[1:]))
+        coordinates = self.columns.of_inputs(
+            [tangents.inputs[k] for k in self.layer.keys]
+        )
         if shares is not None and self.moved is not None:
-            return found.addmm_(shares, self.moved)
+            return coordinates.addmm_(shares, self.moved)
         if not isinstance(self.columns, Plain | Isometric):
             raise TypeError(f"{self.layer.weight} needs the known Δ")
         part = self.columns.of_deltas([tangents.deltas[k] for k in self.layer.keys])
-        found[:, : part.shape[1]] += part
-        return found
+        coordinates[:, : part.shape[1]] += part
+        return coordinates
 
 
-def choose(layer: Layer, n: int, known: int | None) -> Form:
+def choose(layer: Layer, n: int, rank: int | None) -> Form:
     """The form that takes the fewest operations for n directions.
 
     Args:
         layer: the layer.
         n: number of directions, on which the cost of an inner product depends.
-        known: how many Δ span all of them; ``None`` if they are not known.
+        rank: how many known Δ span all of them; ``None`` where that is not so.
     """
     call = layer.calls[0]
     if call.elementwise:
         return "plain"
-    if known is not None:
+    if rank is not None:
         once = len(layer.calls) == 1
-        less = width_of(layer, "ranged", known) < width_of(layer, "plain", known)
+        less = width_of(layer, "ranged", rank) < width_of(layer, "plain", rank)
         return "ranged" if once and less else "plain"
     if call.kind == "conv":
         single = len(layer.calls) == 1 and call.groups == 1
@@ -297,13 +299,13 @@ def choose(layer: Layer, n: int, known: int | None) -> Form:
     return "isometric" if isometric < plain else "plain"
 
 
-def width_of(layer: Layer, form: Form, known: int | None) -> int:
+def width_of(layer: Layer, form: Form, rank: int | None) -> int:
     """At most how many numbers a form keeps for each direction.
 
     Args:
         layer: the layer.
         form: the form.
-        known: how many Δ span all of them, for ``"ranged"``.
+        rank: how many known Δ span all of them, for ``"ranged"``.
     """
     call = layer.calls[0]
     if form == "plain":
@@ -319,10 +321,10 @@ def width_of(layer: Layer, form: Form, known: int | None) -> int:
     pixels = call.positions if call.kind == "linear" else math.prod(call.input[2:])
     pixels = min(pixels, call.positions * kernel)
     reached = min(pixels, rows // call.groups * kernel)
-    return call.groups * columns * reached + (known or 0) + 1
+    return call.groups * columns * reached + (rank or 0) + 1
 
 
-def made(
+def in_form(
     layer: Layer, form: Form, here: Parts, basis: Mapping[str, Tensor] | None
 ) -> Rows | ConvFactors:
     """A layer in the chosen form.
@@ -343,8 +345,7 @@ def made(
     columns = (Isometric if form == "isometric" else Plain)(layer, deltas, inputs)
     moved = None
     if basis is not None:
-        known = [basis[key] for key in layer.keys]
-        moved = columns.of_deltas(known)
+        moved = columns.of_deltas([basis[key] for key in layer.keys])
     return Rows(layer, columns, columns.gradient, moved)
 
 
@@ -360,8 +361,8 @@ def over_pixels(a: Tensor, to: Tensor) -> Tensor:
     """
     if len(to) == 1:
         return a @ to[0].T
-    found = torch.bmm(a.transpose(0, 1).flatten(1, 2), to.transpose(1, 2))
-    return found.view(len(to), *a[:, 0].shape[:2], -1).transpose(0, 1)
+    product = torch.bmm(a.transpose(0, 1).flatten(1, 2), to.transpose(1, 2))
+    return product.view(len(to), *a[:, 0].shape[:2], -1).transpose(0, 1)
 
 
 def _inside(layer: Layer, base: Tensor, a: Tensor, deltas: Tensor) -> Tensor:

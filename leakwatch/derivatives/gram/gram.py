@@ -30,9 +30,9 @@ from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.gram.assembly import assemble
 from leakwatch.derivatives.gram.conv_factors import Workspace
 from leakwatch.derivatives.gram.sources import (
-    Apart,
-    Formed,
+    LayersApart,
     Sample,
+    WholeJacobian,
     disagreeing,
     opened,
     random_direction,
@@ -129,10 +129,10 @@ def gram(
         sample = Sample(gradients, at, xs[0], ys[0], wi)
         job = _Job(sample, directions, space, limit, by_layer)
         if _comes_apart(gradients, at, xs, ys):
-            found = job.apart(norm)
-            if found is not None:
-                return found
-        return job.result(Formed(sample))
+            result = job.apart(norm)
+            if result is not None:
+                return result
+        return job.result(WholeJacobian(sample))
 
 
 def columns_stored(
@@ -172,17 +172,17 @@ class _Job:
         layers, last = listen(it.gradients, it.at, it.x, it.y)
         if not layers:
             return None
-        taps, known = opened(it, layers, last)
+        taps, rank = opened(it, layers, last)
         v = random_direction(it).flatten()
         along = (self.directions.view(len(v), -1).T @ v).view_as(it.x)
         plain = None
         if not self.space.trusted:
             plain = taps.plain(along)
-            wrong = disagreeing(taps, known, along, *plain)
+            wrong = disagreeing(taps, rank, along, *plain)
             if wrong:
                 it.gradients.formed.update(wrong)
-                taps, known = opened(it, layers, last)
-        result = self.result(Apart(it, taps, known))
+                taps, rank = opened(it, layers, last)
+        result = self.result(LayersApart(it, taps, rank))
         if plain is None and _same_norm(result, norm):
             return result
         g, column = taps.plain(along) if plain is None else plain
@@ -193,18 +193,18 @@ class _Job:
         it.gradients.note(_WHOLE)
         return None
 
-    def result(self, source: Apart | Formed) -> Gram:
+    def result(self, source: LayersApart | WholeJacobian) -> Gram:
         """H and what goes with it from all parts of a source."""
-        found = assemble(
+        sums = assemble(
             source,
             self.directions,
             self.space,
             limit=self.limit,
             largest=self.by_layer,
         )
-        norm = math.sqrt(found.squared) if found.squared >= 0 else math.nan
-        along = found.along / norm if norm > 0 else found.along
-        return Gram(found.h, along, norm, _named(found.traces), _named(found.largest))
+        norm = math.sqrt(sums.squared) if sums.squared >= 0 else math.nan
+        along = sums.along / norm if norm > 0 else sums.along
+        return Gram(sums.h, along, norm, _named(sums.traces), _named(sums.largest))
 
 
 def _comes_apart(gradients: GradientMap, at: Weights, x: Tensor, y: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.gram.conv_factors import ConvFactors
-from leakwatch.derivatives.gram.forms import Plain, Rows, choose, made, width_of
+from leakwatch.derivatives.gram.forms import Plain, Rows, choose, in_form, width_of
 from leakwatch.derivatives.gram.tangents import Parts, Taps, basis
 from leakwatch.derivatives.layers.taps import Layer
 from leakwatch.derivatives.runtime import Weights
@@ -54,31 +54,31 @@ class Sample:
 
 
 @final
-class Apart:
+class LayersApart:
     """Layers taken apart.
 
     Args:
         sample: the sample.
         taps: the network opened at the layers.
-        known: how many Δ span all of them, or ``None``.
+        rank: how many known Δ span all of them, or ``None``.
 
     Attributes:
         parts: all layers and other parameters.
     """
 
-    def __init__(self, sample: Sample, taps: Taps, known: int | None) -> None:
-        self._taps, self._known = taps, known
+    def __init__(self, sample: Sample, taps: Taps, rank: int | None) -> None:
+        self._taps, self._rank = taps, rank
         x = sample.x
         here = taps.here()
-        found: dict[str, Tensor] | None = None
-        if known is not None:
+        deltas: dict[str, Tensor] | None = None
+        if rank is not None:
             shape = here.deltas[taps.last].shape
-            rows = torch.eye(known, dtype=x.dtype, device=x.device).view(known, *shape)
-            found = basis(taps, rows, taps.chunk(frozenset(), outputs=True))
+            rows = torch.eye(rank, dtype=x.dtype, device=x.device).view(rank, *shape)
+            deltas = basis(taps, rows, taps.chunk(frozenset(), outputs=True))
         self.parts: Sequence[Rows | ConvFactors] = [
             *(Rows(k, None, here.others[k].flatten()) for k in taps.others),
             *(
-                made(layer, choose(layer, sample.size, known), here, found)
+                in_form(layer, choose(layer, sample.size, rank), here, deltas)
                 for layer in taps.layers.values()
             ),
         ]
@@ -87,18 +87,18 @@ class Apart:
         self, directions: Tensor, keys: frozenset[str], names: frozenset[str]
     ) -> tuple[Parts, Tensor | None]:
         """Tangents along k directions, and how Δ is combined from known ones."""
-        if self._known is None:
+        if self._rank is None:
             return self._taps.everything(directions, keys, names), None
-        found = self._taps.forwards(directions, keys)
-        return found, found.deltas[self._taps.last].flatten(1)
+        tangents = self._taps.forwards(directions, keys)
+        return tangents, tangents.deltas[self._taps.last].flatten(1)
 
     def chunk(self, keys: frozenset[str], names: frozenset[str]) -> int:
         """How many directions at once."""
-        return self._taps.chunk(keys, outputs=self._known is None)
+        return self._taps.chunk(keys, outputs=self._rank is None)
 
 
 @final
-class Formed:
+class WholeJacobian:
     """Columns of J themselves.
 
     Args:
@@ -139,7 +139,7 @@ class Formed:
 def opened(
     sample: Sample, layers: dict[str, Layer], last: str
 ) -> tuple[Taps, int | None]:
-    """The network opened at its layers, and how many Δ span all of them, if known.
+    """The network opened at its layers, and how many known Δ span all of them.
 
     Args:
         sample: the sample.
@@ -150,12 +150,12 @@ def opened(
     apart = {k: v for k, v in layers.items() if k not in formed}
     end = apart.get(last.split("#")[0])
     if end is not None and apart.keys() == layers.keys():
-        known = end.calls[-1].output.numel()
+        rank = end.calls[-1].output.numel()
         taps = sample.taps(apart, last)
         v = random_direction(sample)
-        few = known * _FEW <= sample.size
+        few = rank * _FEW <= sample.size
         if few and taps.piecewise_linear(v) and _through_last(taps):
-            return taps, known
+            return taps, rank
     # The elementwise weights of normalisations are few: as they are, they take least.
     large = {k: v for k, v in apart.items() if not v.calls[0].elementwise}
     return sample.taps(large, last), None
@@ -163,10 +163,10 @@ def opened(
 
 def stored(sample: Sample, layers: dict[str, Layer], last: str) -> int:
     """At most how many numbers are kept for each direction."""
-    taps, known = opened(sample, layers, last)
+    taps, rank = opened(sample, layers, last)
     total = sum(p.numel() for p in taps.others.values())
     for layer in taps.layers.values():
-        total += width_of(layer, choose(layer, sample.size, known), known)
+        total += width_of(layer, choose(layer, sample.size, rank), rank)
     return total
 
 
@@ -182,7 +182,7 @@ def random_direction(sample: Sample) -> Tensor:
 
 def disagreeing(
     taps: Taps,
-    known: int | None,
+    rank: int | None,
     v: Tensor,
     g: dict[str, Tensor],
     column: dict[str, Tensor],
@@ -191,7 +191,7 @@ def disagreeing(
 
     Args:
         taps: the opened network.
-        known: how many Δ span all of them, or ``None``.
+        rank: how many known Δ span all of them, or ``None``.
         v: a direction, shaped like the sample.
         g: the gradient by parameter.
         column: its tangent along v.
@@ -200,11 +200,11 @@ def disagreeing(
         return set()
     here = taps.here()
     keys = frozenset(key for layer in taps.layers.values() for key in layer.keys)
-    if known is None:
+    if rank is None:
         moved = taps.everything(v[None], keys, frozenset())
     else:
-        found = taps.forwards(v[None], keys)
-        moved = Parts(taps.backwards(found.deltas[taps.last]), found.inputs)
+        ahead = taps.forwards(v[None], keys)
+        moved = Parts(taps.backwards(ahead.deltas[taps.last]), ahead.inputs)
     out: set[str] = set()
     sizes = [_norm(list(parts.values())) for parts in (g, column)]
     if not all(map(math.isfinite, sizes)):
@@ -217,13 +217,13 @@ def disagreeing(
         )
         tangent = form.of_deltas([moved.deltas[k] for k in layer.keys])
         tangent += form.of_inputs([moved.inputs[k] for k in layer.keys])
-        for mine, true, size in zip(
+        for product, plain, size in zip(
             (form.gradient, tangent[0]), (g, column), sizes, strict=True
         ):
-            whole = torch.cat([true[part].flatten() for part in layer.names])
+            whole = torch.cat([plain[part].flatten() for part in layer.names])
             visible = whole.new_tensor([max(_norm([whole]), _VISIBLE * size)])
             if not agreement(
-                mine[None], whole[None], "layer's factors", size=visible
+                product[None], whole[None], "layer's factors", size=visible
             ).holds:
                 out.add(name)
     return out
@@ -233,11 +233,11 @@ def _through_last(taps: Taps) -> bool:
     """Whether all that comes back to any call has come through the last one."""
     deltas = taps.here().deltas
     back = taps.backwards(deltas[taps.last][None])
-    through, all_of_them = (
+    through, direct = (
         torch.cat([parts[key].flatten() for key in deltas])[None]
         for parts in (back, deltas)
     )
-    return agreement(through, all_of_them, "layer's factors").holds
+    return agreement(through, direct, "layer's factors").holds
 
 
 def _norm(parts: Sequence[Tensor]) -> float:

@@ -114,10 +114,10 @@ class Taps:
                 value, taps = self._run(x, {self.last: added}, self.others, keys)
                 return value, taps.inputs
 
-            found: tuple[Tensor, dict[str, Tensor]] = grad(loss, has_aux=True)(
+            delta: tuple[Tensor, dict[str, Tensor]] = grad(loss, has_aux=True)(
                 self._zeros[self.last]
             )
-            return found
+            return delta
 
         def one(v: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             out: tuple[Tensor, dict[str, Tensor]] = jvp(end, (self._x,), (v,))[1]
@@ -156,8 +156,8 @@ class Taps:
         def one(row: Tensor) -> dict[str, Tensor]:
             return self._back(self._x, row)
 
-        found: dict[str, Tensor] = vmap(one)(rows)
-        return found
+        deltas: dict[str, Tensor] = vmap(one)(rows)
+        return deltas
 
     def plain(self, v: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradient and its tangent along v by parameter, with nothing taken apart."""
@@ -190,9 +190,9 @@ class Taps:
 
         before = {k: t for k, t in self._zeros.items() if k != self.last}
         pull = vjp(end, before)[1]
-        found: dict[str, Tensor] = pull(towards)[0]
+        deltas: dict[str, Tensor] = pull(towards)[0]
         # A copy: what is returned must depend on nothing but its argument.
-        return found | {self.last: towards.clone()}
+        return deltas | {self.last: towards.clone()}
 
     def _parts(
         self,
@@ -242,13 +242,13 @@ def basis(taps: Taps, rows: Tensor, chunk: int) -> dict[str, Tensor]:
         Key of a call → ``(r, *shape of its output)``.
     """
     keys: Sequence[str] = sorted(k for lay in taps.layers.values() for k in lay.keys)
-    found: dict[str, list[Tensor]] = {key: [] for key in keys}
+    deltas: dict[str, list[Tensor]] = {key: [] for key in keys}
 
     def some(part: Tensor) -> Tensor:
         back = taps.backwards(part)
         for key in keys:
-            found[key].append(back[key])
+            deltas[key].append(back[key])
         return part
 
     in_chunks(some, (rows,), chunk)
-    return {key: torch.cat(pieces) for key, pieces in found.items()}
+    return {key: torch.cat(pieces) for key, pieces in deltas.items()}
