@@ -18,11 +18,9 @@ from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.layers.bilinear import met_by
 from leakwatch.derivatives.layers.taps import Layer, Tapping, listen
 from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives.verification.agreement import agreement
 
 __all__ = ["Layout", "Opening", "opening"]
-
-# Relative; two evaluations of one sample in different batches.
-_SAME = {torch.float32: 1e-3, torch.float64: 1e-9}
 
 
 @final
@@ -133,7 +131,7 @@ def _layout(alone: Tensor, both: Tensor) -> Layout | None:
             if list(both.shape) != layout.size(alone.shape, 2) or size == 0:
                 continue
             first = layout.by_sample(both, alone.shape, 2)[0]
-            most = _SAME[alone.dtype] * float(alone.abs().max())
-            if float((first - alone).abs().max()) <= most:
+            same = agreement(first[None], alone[None], "activation in a batch")
+            if same.holds and same.conclusive:
                 return layout
     return None
