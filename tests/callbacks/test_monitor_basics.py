@@ -33,8 +33,13 @@ from torch.utils.data import (
 from leakwatch import ProbeSet, score
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
 from leakwatch.defenses import Budget, GaussianNoise
-from leakwatch.reporting import LedgerTable, RiskLedger, spread_of_classes
-from leakwatch.reporting.statistics.aggregates import summarize_classes, worst_samples
+from leakwatch.reporting import (
+    LedgerTable,
+    RiskLedger,
+    spread_of_classes,
+    summarize_classes,
+    worst_samples,
+)
 
 
 class Manual(Tiny):

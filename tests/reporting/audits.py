@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from leakwatch.reporting.ledger.rows import Row
+from leakwatch.reporting import Row
 
 FAILED = "not converged: 80 % of it was not matched"
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakwatch.reporting.ledger.ledger import RiskLedger
-from leakwatch.reporting.ledger.rows import Row
+from leakwatch.reporting import RiskLedger, Row
 
 QUANTITIES = {
     "i2f_bayes_psnr": {

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from reporting.audits import attacked, scored
 
-from leakwatch.reporting.html.report import write_report
-from leakwatch.reporting.ledger.ledger import RiskLedger
-from leakwatch.reporting.ledger.rows import Row
+from leakwatch.reporting import RiskLedger, Row, write_report
 from leakwatch.reporting.message import GRADIENT, UPDATE, message_from_metadata
 
 

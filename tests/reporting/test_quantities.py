@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from leakwatch.reporting.quantities import (
-    class_names_from_metadata,
-    describe,
-    quantities_from_metadata,
-)
+from leakwatch.reporting import quantities_from_metadata
+from leakwatch.reporting.quantities import class_names_from_metadata, describe
 
 
 def test_descriptions_come_from_metadata() -> None:

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakwatch.reporting.figures.classes import class_bars
-from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
-from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
-from leakwatch.reporting.ledger.ledger import RiskLedger
-from leakwatch.reporting.ledger.rows import Row
-from leakwatch.reporting.quantities import Quantity, quantities_from_metadata
+from leakwatch.reporting import (
+    Quantity,
+    RiskLedger,
+    Row,
+    class_bars,
+    eigenvalue_histogram,
+    quantities_from_metadata,
+    risk_over_epochs,
+    spectrum_by_rank,
+    time_spent,
+)
 
 pytest.importorskip("plotly")
 

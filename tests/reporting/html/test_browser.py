@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from leakwatch.reporting.html.report import write_report
-from leakwatch.reporting.ledger.ledger import RiskLedger
+from leakwatch.reporting import RiskLedger, write_report
 
 pytest.importorskip("plotly")
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakwatch.reporting.html.report import write_report
-from leakwatch.reporting.ledger.ledger import LedgerWarning, RiskLedger
-from leakwatch.reporting.ledger.rows import Row
-from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting import (
+    LedgerTable,
+    LedgerWarning,
+    RiskLedger,
+    Row,
+    write_report,
+)
 from leakwatch.reporting.statistics.headline import find_headline
 
 pytest.importorskip("plotly")

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from leakwatch.reporting import LedgerWarning, RiskLedger, Row
 from leakwatch.reporting.ledger import storage
-from leakwatch.reporting.ledger.ledger import SCHEMA_VERSION, LedgerWarning, RiskLedger
-from leakwatch.reporting.ledger.rows import Row
+from leakwatch.reporting.ledger.ledger import SCHEMA_VERSION
 
 
 def row(epoch: int, value: float = 1.0, quantity: str = "i2f") -> Row:

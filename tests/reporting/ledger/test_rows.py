@@ -6,9 +6,8 @@ import struct
 import numpy as np
 import pytest
 
+from leakwatch.reporting import STATUS_WORDS, Row
 from leakwatch.reporting.ledger.rows import (
-    STATUS_WORDS,
-    Row,
     decode_rows,
     encode_rows,
     is_usable,

@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 from reporting.audits import FAILED, attacked, scored
 
+from leakwatch.reporting import LedgerTable, Moment, RiskLedger, Row, write_report
 from leakwatch.reporting.figures.attacks import achieved_over_epochs, predicted_achieved
-from leakwatch.reporting.html.report import write_report
-from leakwatch.reporting.ledger.ledger import RiskLedger
-from leakwatch.reporting.ledger.rows import Row
-from leakwatch.reporting.ledger.table import LedgerTable, Moment
 from leakwatch.reporting.statistics.achieved import achieved, conclusive_values
 
 NOW = Moment(1, 10)

@@ -5,16 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from leakwatch.reporting.ledger.table import Column
-from leakwatch.reporting.quantities import Quantity
-from leakwatch.reporting.statistics.aggregates import (
+from leakwatch.reporting import (
     ClassSummary,
-    quantile,
+    Column,
+    Quantity,
     spread_of_classes,
     summarize,
     summarize_classes,
     worst_samples,
 )
+from leakwatch.reporting.statistics.aggregates import quantile
 
 
 def column(

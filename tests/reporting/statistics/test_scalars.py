@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from leakwatch.reporting.ledger.rows import Row
-from leakwatch.reporting.quantities import Quantity
-from leakwatch.reporting.statistics.scalars import class_tags, log_scalars
+from leakwatch.reporting import Quantity, Row, log_scalars
+from leakwatch.reporting.statistics.scalars import class_tags
 
 QUANTITIES = {
     "i2f": Quantity("i2f", direction="higher = less exposed"),
