@@ -6,8 +6,10 @@ from typing import final
 
 from torchvision.datasets import CIFAR10
 
-from leakwatch.datamodules.sources import TorchvisionSource
-from leakwatch.datamodules.torchvision_base import TorchvisionDataModule
+from leakwatch.datamodules.torchvision_base import (
+    TorchvisionDataModule,
+    TorchvisionSource,
+)
 
 _CLASSES = (
     "airplane",

@@ -6,8 +6,10 @@ from typing import final
 
 from torchvision.datasets import CIFAR100
 
-from leakwatch.datamodules.sources import TorchvisionSource
-from leakwatch.datamodules.torchvision_base import TorchvisionDataModule
+from leakwatch.datamodules.torchvision_base import (
+    TorchvisionDataModule,
+    TorchvisionSource,
+)
 
 _NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge

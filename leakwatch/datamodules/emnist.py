@@ -9,8 +9,10 @@ from typing import final
 from torchvision.datasets import EMNIST
 
 from leakwatch.datamodules.dataset import ImageArrays
-from leakwatch.datamodules.sources import TorchvisionSource
-from leakwatch.datamodules.torchvision_base import GreyTorchvisionDataModule
+from leakwatch.datamodules.torchvision_base import (
+    GreyTorchvisionDataModule,
+    TorchvisionSource,
+)
 
 
 @final

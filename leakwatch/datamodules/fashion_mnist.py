@@ -6,8 +6,10 @@ from typing import final
 
 from torchvision.datasets import FashionMNIST
 
-from leakwatch.datamodules.sources import TorchvisionSource
-from leakwatch.datamodules.torchvision_base import GreyTorchvisionDataModule
+from leakwatch.datamodules.torchvision_base import (
+    GreyTorchvisionDataModule,
+    TorchvisionSource,
+)
 
 _CLASSES = (
     "T-shirt/top",

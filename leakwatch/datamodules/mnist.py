@@ -6,8 +6,10 @@ from typing import final
 
 from torchvision.datasets import MNIST
 
-from leakwatch.datamodules.sources import TorchvisionSource
-from leakwatch.datamodules.torchvision_base import GreyTorchvisionDataModule
+from leakwatch.datamodules.torchvision_base import (
+    GreyTorchvisionDataModule,
+    TorchvisionSource,
+)
 
 
 @final

@@ -13,7 +13,7 @@ from torchvision.datasets import Imagenette
 
 from leakwatch.datamodules import ImageNetteDataModule, ImageWoofDataModule
 from leakwatch.datamodules import imagenette as module_under_test
-from leakwatch.datamodules.archives import Archive
+from leakwatch.datamodules.imagenette import Archive
 
 BOTH = pytest.mark.parametrize(
     ("module", "stem", "ids"),

@@ -20,7 +20,7 @@ from leakwatch.datamodules import (
     FashionMNISTDataModule,
     MNISTDataModule,
 )
-from leakwatch.datamodules.sources import TorchvisionSource
+from leakwatch.datamodules.torchvision_base import TorchvisionSource
 
 GREY = [
     pytest.param(MNISTDataModule, "MNIST", id="mnist"),
