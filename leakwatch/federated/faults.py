@@ -1,18 +1,84 @@
-"""Which client and sample is at fault where a local step can't be taken."""
+"""Which client and sample is at fault, before training and in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from leakwatch.checks import check_samples, first_not_finite
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.federated.objective import Objective
+from leakwatch.weight_update import LocalTraining
 
-__all__ = ["check_losses", "single_samples"]
+__all__ = [
+    "check_client",
+    "check_clients",
+    "check_finite",
+    "check_losses",
+    "check_training",
+    "single_samples",
+]
+
+
+def check_training(training: object) -> None:
+    """Raise TypeError unless ``training`` is a :class:`LocalTraining`."""
+    if not isinstance(training, LocalTraining):
+        raise TypeError(
+            f"training must be a LocalTraining, such as LocalTraining(epochs=1, "
+            f"batch_size=10, lr=0.01), got a {type(training).__name__}."
+        )
+
+
+def check_clients(clients: Any) -> None:
+    """Raise unless there is a sequence of clients; lists and tuples are looked through.
+
+    Other sequences may load each client when it is asked for, and are left alone.
+    """
+    if isinstance(clients, Mapping | Tensor) or not (
+        hasattr(clients, "__len__") and hasattr(clients, "__getitem__")
+    ):
+        raise TypeError(
+            f"clients must be a sequence of (samples, labels), got a "
+            f"{type(clients).__name__}; of a dictionary, take list(clients.values())."
+        )
+    if isinstance(clients, list | tuple):
+        for number, client in enumerate(clients):
+            check_client(client, number)
+
+
+def check_client(client: Any, number: int) -> tuple[Tensor, Tensor]:
+    """Samples and labels of a client.
+
+    Raises:
+        TypeError: if they are no pair of tensors.
+        ValueError: if there are none, or they don't go together.
+    """
+    if not isinstance(client, Sequence) or len(client) != 2:
+        raise TypeError(
+            f"client {number} must be a pair (samples, labels) of tensors, got a "
+            f"{type(client).__name__}."
+        )
+    x, y = client
+    try:
+        check_samples(x, y)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"client {number}: {error}") from error
+    return x, y
+
+
+def check_finite(x: Tensor, client: int) -> None:
+    """Raise ValueError for a sample that holds NaN or infinity, and name it."""
+    sample = first_not_finite(x)
+    if sample is not None:
+        raise ValueError(
+            f"sample {sample} of client {client} holds NaN or infinity, and so would "
+            f"every weight after it; clean the data."
+        )
 
 
 def check_losses(

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from leakwatch.checks import check_choice, check_samples, first_not_finite
+from leakwatch.checks import check_choice, check_samples
 from leakwatch.derivatives.runtime import Criterion, Weights
 from leakwatch.derivatives.runtime.rng_and_precision import seed_streams
 from leakwatch.derivatives.verification import refuse_stray_reads
-from leakwatch.federated.faults import check_losses, single_samples
+from leakwatch.federated.faults import (
+    check_finite,
+    check_losses,
+    check_training,
+    single_samples,
+)
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_seed, client_stream
 from leakwatch.weight_update import LocalTraining
 
-__all__ = [
-    "ClientUpdate",
-    "Record",
-    "check_client",
-    "check_clients",
-    "check_training",
-    "train_client",
-]
+__all__ = ["ClientUpdate", "Record", "train_client"]
 
 Record: TypeAlias = Literal["steps", "full", "weights"]
 
@@ -160,7 +158,7 @@ def train_client(
         (6, 5, (8,))
     """
     check_samples(x, y)
-    _check_finite(x, client)
+    check_finite(x, client)
     check_training(training)
     objective = Objective(module, criterion, dtype)
     steps = training.steps(len(x))
@@ -254,59 +252,3 @@ def _set_modes(root: nn.Module, freeze_batchnorm: bool) -> None:
     for m in root.modules():
         normalising = isinstance(m, nn.modules.batchnorm._BatchNorm)
         m.training = not (freeze_batchnorm and normalising)
-
-
-def check_training(training: object) -> None:
-    """Raise TypeError unless ``training`` is a :class:`LocalTraining`."""
-    if not isinstance(training, LocalTraining):
-        raise TypeError(
-            f"training must be a LocalTraining, such as LocalTraining(epochs=1, "
-            f"batch_size=10, lr=0.01), got a {type(training).__name__}."
-        )
-
-
-def check_clients(clients: Any) -> None:
-    """Raise unless there is a sequence of clients; lists and tuples are looked through.
-
-    Other sequences may load each client when it is asked for, and are left alone.
-    """
-    if isinstance(clients, Mapping | Tensor) or not (
-        hasattr(clients, "__len__") and hasattr(clients, "__getitem__")
-    ):
-        raise TypeError(
-            f"clients must be a sequence of (samples, labels), got a "
-            f"{type(clients).__name__}; of a dictionary, take list(clients.values())."
-        )
-    if isinstance(clients, list | tuple):
-        for number, client in enumerate(clients):
-            check_client(client, number)
-
-
-def check_client(client: Any, number: int) -> tuple[Tensor, Tensor]:
-    """Samples and labels of a client.
-
-    Raises:
-        TypeError: if they are no pair of tensors.
-        ValueError: if there are none, or they don't go together.
-    """
-    if not isinstance(client, Sequence) or len(client) != 2:
-        raise TypeError(
-            f"client {number} must be a pair (samples, labels) of tensors, got a "
-            f"{type(client).__name__}."
-        )
-    x, y = client
-    try:
-        check_samples(x, y)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"client {number}: {error}") from error
-    return x, y
-
-
-def _check_finite(x: Tensor, client: int) -> None:
-    """Raise ValueError for a sample that holds NaN or infinity, and name it."""
-    sample = first_not_finite(x)
-    if sample is not None:
-        raise ValueError(
-            f"sample {sample} of client {client} holds NaN or infinity, and so would "
-            f"every weight after it; clean the data."
-        )

@@ -14,13 +14,8 @@ from torch import Tensor, nn
 from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.derivatives.runtime import Criterion
 from leakwatch.federated.averaging import Buffers, average_updates
-from leakwatch.federated.local import (
-    ClientUpdate,
-    check_client,
-    check_clients,
-    check_training,
-    train_client,
-)
+from leakwatch.federated.faults import check_client, check_clients, check_training
+from leakwatch.federated.local import ClientUpdate, train_client
 from leakwatch.federated.objective import Objective
 from leakwatch.federated.streams import client_stream
 from leakwatch.weight_update import LocalTraining
