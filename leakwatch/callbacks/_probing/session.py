@@ -217,17 +217,17 @@ class ProbeSession:
         rows: Sequence[Row],
         scalars: dict[str, float],
     ) -> None:
-        last = rows[-1]
         spectra, pictures = self._run.record(recorder, shares, rows)
         self._progress.position = recorder.position
-        recorder.publish(trainer.loggers, rows, scalars, spectra)
-        if self._pictures_due:
-            self._pictures_due = False
-            recorder.publish_pictures(trainer.loggers, step=last.step, epoch=last.epoch)
-        if self._probing.log_images and pictures is not None:
-            recorder.publish_attacks(
-                trainer.loggers, pictures, step=last.step, epoch=last.epoch
-            )
+        due, self._pictures_due = self._pictures_due, False
+        recorder.publish(
+            trainer.loggers,
+            rows,
+            scalars,
+            spectra,
+            probes=due,
+            attacks=pictures if self._probing.log_images else None,
+        )
         if self._probing.verbose:
             text = self._probing.sentence(rows) or sentence(
                 rows, self._probing.describe(), self._run.settings.noise_std

@@ -136,7 +136,7 @@ def publish_pictures(
     step: int,
     epoch: int,
     prefix: str,
-    key: str = "probes",
+    key: str,
 ) -> list[str]:
     """Sends private pictures to remote loggers; only on the user's explicit wish.
 

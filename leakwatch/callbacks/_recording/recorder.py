@@ -105,60 +105,42 @@ class Recorder:
         rows: Sequence[Row],
         scalars: Mapping[str, float],
         spectra: Mapping[str, Any] | None,
+        *,
+        probes: bool,
+        attacks: Mapping[str, Any] | None,
     ) -> None:
-        """Sends one probe step to the loggers; no pictures."""
-        step, epoch = rows[-1].step, rows[-1].epoch
-        refused = publish.publish_scalars(loggers, scalars, step=step, epoch=epoch)
+        """Sends one probe step to the loggers.
+
+        Args:
+            loggers: of the trainer.
+            rows: of the step.
+            scalars: key → number.
+            spectra: eigenvalues with their samples, or ``None``.
+            probes: whether to send the probes themselves, if they are pictures.
+            attacks: reconstructions to send beside their originals; ``None``: none.
+        """
+        about = {"step": rows[-1].step, "epoch": rows[-1].epoch}
+        names, prefix = self._probes.class_names, self._prefix
+        refused = publish.publish_scalars(loggers, scalars, **about)
         refused += publish.publish_step(
             loggers,
             without_layers(rows),
             None if spectra is None else spectra["eigenvalues"],
-            step=step,
-            epoch=epoch,
-            class_names=self._probes.class_names,
-            prefix=self._prefix,
+            class_names=names,
+            prefix=prefix,
+            **about,
         )
+        shown = {}
+        if probes:
+            shown["probes"] = pictures(self._probes), captions(self._probes)
+        if attacks is not None:
+            shown["reconstructions"] = attack_panels(attacks, self._probes)
+        for key, (images, words) in shown.items():
+            if images is not None:
+                refused += publish.publish_pictures(
+                    loggers, images, words, key=key, prefix=prefix, **about
+                )
         self._refused(refused)
-
-    def publish_pictures(
-        self, loggers: Sequence[Logger], *, step: int, epoch: int
-    ) -> None:
-        """Sends the probes themselves, if they are pictures."""
-        shown = pictures(self._probes)
-        if shown is not None:
-            self._refused(
-                publish.publish_pictures(
-                    loggers,
-                    shown,
-                    captions(self._probes),
-                    step=step,
-                    epoch=epoch,
-                    prefix=self._prefix,
-                )
-            )
-
-    def publish_attacks(
-        self,
-        loggers: Sequence[Logger],
-        attacks: Mapping[str, Any],
-        *,
-        step: int,
-        epoch: int,
-    ) -> None:
-        """Sends originals beside what attacks made of their gradients."""
-        panels, words = attack_panels(attacks, self._probes)
-        if panels is not None:
-            self._refused(
-                publish.publish_pictures(
-                    loggers,
-                    panels,
-                    words,
-                    step=step,
-                    epoch=epoch,
-                    prefix=self._prefix,
-                    key="reconstructions",
-                )
-            )
 
     def finish(self, loggers: Sequence[Logger], *, report: bool) -> Path | None:
         """Sends figures to the loggers that hold them and writes the report.
