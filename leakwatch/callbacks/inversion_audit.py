@@ -18,7 +18,7 @@ from leakwatch.callbacks._audit.plan import (
     Kind,
     chosen_attack,
 )
-from leakwatch.callbacks._audit.quantities import quantities
+from leakwatch.callbacks._audit.quantities import describe_attacks
 from leakwatch.callbacks._audit.sharing import defended
 from leakwatch.callbacks._probing.options import ProbeOptions, with_options_of
 from leakwatch.callbacks._probing.step import ProbeStep, Share, score_probes
@@ -29,7 +29,7 @@ from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
-from leakwatch.reporting import Row
+from leakwatch.reporting import Quantity, Row
 
 __all__ = ["InversionAudit"]
 
@@ -195,9 +195,11 @@ class InversionAudit(ProbeCallback):
             step=step,
         )
 
-    def describe(self) -> dict[str, dict[str, str]]:
+    def describe(self) -> dict[str, Quantity]:
         """Unit, direction, meaning and source of each quantity."""
-        return {**describe_scores(self.scores), **quantities(self.audit)}
+        names = {kind: attack.name for kind, attack in self.audit.attacks.items()}
+        attacked = describe_attacks(names, self.audit.metrics)
+        return {**describe_scores(self.scores), **attacked}
 
     def sentence(self, rows: Sequence[Row]) -> str | None:
         """What the attacks achieved, in one line."""

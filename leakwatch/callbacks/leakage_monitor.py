@@ -11,6 +11,7 @@ from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.checks import check_flag
 from leakwatch.probes import ProbeSet
+from leakwatch.reporting import Quantity
 
 __all__ = ["LeakageMonitor"]
 
@@ -120,7 +121,7 @@ class LeakageMonitor(ProbeCallback):
         """Scores this process's part of the probes; raises no error."""
         return score_probes(step, self.scoring, layers=self.layers)
 
-    def describe(self) -> dict[str, dict[str, str]]:
+    def describe(self) -> dict[str, Quantity]:
         """Unit, direction, meaning and source of each score."""
         return describe_scores(self.scores)
 

@@ -15,10 +15,12 @@ from leakwatch.callbacks._audit.plan import (
     Federated,
     UpdatePlan,
     chosen_attack,
+)
+from leakwatch.callbacks._audit.quantities import (
+    describe_attacks,
     describe_clients,
     describe_update_scores,
 )
-from leakwatch.callbacks._audit.quantities import described
 from leakwatch.callbacks._audit.updates import (
     audit_round,
     check_clients,
@@ -35,7 +37,7 @@ from leakwatch.callbacks.probe_callback import RecordingCallback
 from leakwatch.checks import check_flag, check_integer, check_number
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
-from leakwatch.reporting import Row
+from leakwatch.reporting import Quantity, Row
 from leakwatch.reporting.message import UPDATE
 from leakwatch.scores.updates.client import Effort
 
@@ -223,9 +225,9 @@ class UpdateAudit(RecordingCallback):
             rows, predictors, ["random"], self.plan.metrics, epoch=epoch, step=step
         )
 
-    def describe(self) -> dict[str, dict[str, str]]:
+    def describe(self) -> dict[str, Quantity]:
         """Unit, direction, meaning and source of each quantity."""
-        attacked = described(
+        attacked = describe_attacks(
             {"random": self.plan.attack.name},
             self.plan.metrics,
             "1 − cos between the client's update and what the reconstruction explains",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, TypeAlias, final, runtime_checkable
 
@@ -12,7 +12,6 @@ from leakwatch.attacks import Attack
 from leakwatch.attacks.base import BaseAttack, PublishedAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.updates.base import UpdateAttack
-from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.checks import check_integer
 from leakwatch.federated import Round
 from leakwatch.probes import ProbeSet
@@ -20,7 +19,6 @@ from leakwatch.scores import Score, Settings
 from leakwatch.scores.updates.client import JOINT, Effort
 
 __all__ = [
-    "CLIENT_QUANTITIES",
     "METRICS",
     "Audit",
     "Federated",
@@ -28,8 +26,6 @@ __all__ = [
     "UpdatePlan",
     "chosen",
     "chosen_attack",
-    "describe_clients",
-    "describe_update_scores",
     "with_prior",
 ]
 
@@ -37,20 +33,6 @@ Kind: TypeAlias = Literal["near", "random"]
 
 #: Quality that is measured unless said otherwise.
 METRICS: Final = ("mse", "psnr", "ssim")
-
-#: What is recorded of each client under ``update/client-<number>/``.
-CLIENT_QUANTITIES: Final = {
-    "psnr": "mean PSNR of the reconstructions of the client's samples, of those whose "
-    "attack was conclusive, dB",
-    "alpha": "α of the attack's network αw_0 + (1−α)w_T",
-    "loss": "1 − cos between the client's update and what its reconstruction explains",
-    "seconds": "time of the attack, divided by the clients attacked at once",
-    "surrogate_alpha": "α at which the true samples' gradient is most similar to the "
-    "update; at which the scores hold",
-    "surrogate_similarity": "that cosine; 1 minus it is the least loss of the true "
-    "samples",
-    "surrogate_mismatch": "‖δ‖/‖g‖ there",
-}
 
 
 @final
@@ -169,51 +151,6 @@ class UpdatePlan:
         """Scores of each sample."""
         names = [s.name for s in self.scores] if self.effort.blocks else []
         return [*names, *(JOINT if self.effort.joint else ())]
-
-
-def describe_update_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
-    """Unit, direction, meaning and source of the scores of each sample.
-
-    Args:
-        scores: of samples whose client's other samples are known.
-
-    Returns:
-        Their descriptions, and those of the joint scores.
-    """
-    described = describe_scores(scores)
-    for entry in described.values():
-        entry["meaning"] += " (Of its part of the client's update, others known.)"
-    for name in JOINT:
-        decibels = name.endswith("psnr")
-        described[name] = {
-            "unit": "dB" if decibels else "pixel (norm over the image)",
-            "direction": f"higher = {'more' if decibels else 'less'} exposed",
-            "meaning": "Recovery of the image predicted from all of the client's "
-            "update, its other images unknown.",
-            "source": "Bayesian form of I²F with the mismatch of SME's surrogate",
-        }
-    return described
-
-
-def describe_clients(clients: Iterable[int]) -> dict[str, dict[str, str]]:
-    """Unit, direction, meaning and source of what is recorded of each client.
-
-    Args:
-        clients: their numbers.
-    """
-    units = {"psnr": "dB", "seconds": "s"}
-    return {
-        f"update/client-{client}/{name}": {
-            "unit": units.get(name, ""),
-            "direction": "higher = more exposed" if name == "psnr" else "",
-            # Not the sign α.
-            "meaning": f"{meaning[:1].upper() if meaning[0].isascii() else meaning[0]}"
-            f"{meaning[1:]}.",
-            "source": "SME, Zhu et al., ICML 2023",
-        }
-        for client in clients
-        for name, meaning in CLIENT_QUANTITIES.items()
-    }
 
 
 def chosen_attack(

@@ -22,7 +22,7 @@ from leakwatch.callbacks._recording.recorder import Recorder, Warn
 from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
-from leakwatch.reporting import Row
+from leakwatch.reporting import Quantity, Row
 from leakwatch.reporting.message import GRADIENT, Message
 from leakwatch.scores import Scoring
 from leakwatch.status import describe_error
@@ -93,7 +93,7 @@ class Probing(ABC):
         return None
 
     @abstractmethod
-    def describe(self) -> dict[str, dict[str, str]]:
+    def describe(self) -> dict[str, Quantity]:
         """Unit, direction, meaning and source of each quantity that is recorded."""
 
     @abstractmethod

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger
 from leakwatch.reporting.message import GRADIENT, Message
+from leakwatch.reporting.quantities import Quantity
 from leakwatch.reporting.run_facts import NEARLY_UNDEFENDED
 from leakwatch.scores import Score, Settings
 
@@ -32,6 +33,7 @@ __all__ = [
     "run_directory",
 ]
 
+_SAID = ("unit", "direction", "meaning", "source")
 _PACKAGES = ("leakwatch", "torch", "lightning", "wandb")
 
 
@@ -164,7 +166,7 @@ def _run_in(path: Path) -> str | None:
 
 def describe_run(
     probes: ProbeSet,
-    quantities: Mapping[str, Mapping[str, str]],
+    quantities: Mapping[str, Quantity],
     settings: Settings,
     config: Mapping[str, Any],
     model: torch.nn.Module,
@@ -202,7 +204,10 @@ def describe_run(
         "model": type(model).__name__,
         "model_name": type(network).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "quantities": quantities,
+        "quantities": {
+            name: {field: getattr(quantity, field) for field in _SAID}
+            for name, quantity in quantities.items()
+        },
         "config": {**config, **assumed},
         "versions": {name: _version(name) for name in _PACKAGES},
     }
@@ -229,15 +234,10 @@ def assumed(config: Mapping[str, Any], *, defended: bool) -> list[str]:
     return []
 
 
-def describe_scores(scores: Sequence[Score]) -> dict[str, dict[str, str]]:
+def describe_scores(scores: Sequence[Score]) -> dict[str, Quantity]:
     """Unit, direction, meaning and source of each score, for readers of the record."""
     return {
-        s.name: {
-            "unit": s.unit,
-            "direction": s.direction,
-            "meaning": s.meaning,
-            "source": s.source,
-        }
+        s.name: Quantity(s.name, s.unit, s.direction, s.meaning, s.source)
         for s in scores
     }
 

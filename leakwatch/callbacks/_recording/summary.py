@@ -11,7 +11,6 @@ from leakwatch.reporting import (
     Quantity,
     Row,
     log_scalars,
-    quantities_from_metadata,
     summarize,
     without_layers,
 )
@@ -42,7 +41,7 @@ def time_fraction(spent: float, elapsed: float, epoch: int, step: int) -> Row:
 
 def scalars_of(
     rows: Sequence[Row],
-    described: Mapping[str, Mapping[str, str]],
+    quantities: Mapping[str, Quantity],
     probes: ProbeSet,
     prefix: str,
 ) -> dict[str, float]:
@@ -50,14 +49,14 @@ def scalars_of(
 
     Args:
         rows: of the step, of all processes.
-        described: the quantities, from ``describe_scores``.
+        quantities: what is recorded, by name.
         probes: the samples.
         prefix: first part of the keys.
     """
     many = len(set(probes.y.tolist())) > _MOST_CLASS_KEYS
     scalars = log_scalars(
         without_layers(rows),
-        _quantities(described),
+        quantities,
         probes.class_names,
         per_class=HEADLINES if many else None,
     )
@@ -66,18 +65,17 @@ def scalars_of(
 
 def sentence(
     rows: Sequence[Row],
-    described: Mapping[str, Mapping[str, str]],
+    quantities: Mapping[str, Quantity],
     noise_std: float | None,
 ) -> str:
     """The line that is printed after a probe step.
 
     Args:
         rows: of the step.
-        described: the quantities, from ``describe_scores``.
+        quantities: what is recorded, by name.
         noise_std: for which the predictions hold; ``None``: each for its own.
     """
-    table, quantities = LedgerTable.from_rows(rows), _quantities(described)
-    last = rows[-1]
+    table, last = LedgerTable.from_rows(rows), rows[-1]
     seconds = next(row.value for row in rows if row.quantity == "seconds")
     start = f"leakwatch epoch {last.epoch} (step {last.step}):"
     for name in HEADLINES:
@@ -93,7 +91,3 @@ def sentence(
                 f"sample ({summary.worst_sample}); {seconds:.1f} s"
             )
     return f"{start} probed in {seconds:.1f} s"
-
-
-def _quantities(described: Mapping[str, Mapping[str, str]]) -> dict[str, Quantity]:
-    return quantities_from_metadata({"quantities": described})
