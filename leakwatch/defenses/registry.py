@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
+from pydoc import locate
 
 from leakwatch.defenses.base import Defense
 from leakwatch.defenses.budget import Budget
@@ -42,10 +43,10 @@ def registered_defenses() -> tuple[str, ...]:
 def budgeted_defense(
     name: str, *, directions: int, box: float
 ) -> Callable[[Budget], Defense]:
-    """What makes a registered defense of a budget.
+    """What makes a defense of a budget, by its name.
 
     Args:
-        name: a registered name.
+        name: a registered name, or the class path of a class or function of a budget.
         directions: how many a defense takes, where it asks.
         box: size of the box of images, network-input units, where it asks.
 
@@ -57,16 +58,15 @@ def budgeted_defense(
         >>> make(Budget(0.1)).allocation
         Smallest(k=5)
     """
-    if name not in _DEFENSES:
+    make = _DEFENSES.get(name) or (locate(name) if "." in name else None)
+    if not callable(make):
         close = difflib.get_close_matches(str(name), _DEFENSES, n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(
             f"unknown defense {name!r}; {meant}choose from "
             f"{', '.join(_DEFENSES)}, add yours with "
-            f"leakwatch.defenses.register_defense, or give functions of a Budget by "
-            f"name."
+            f"leakwatch.defenses.register_defense, or give its class path."
         )
-    make = _DEFENSES[name]
     takes = inspect.signature(make).parameters
     settings = {"directions": directions, "box": box}
     return partial(make, **{k: v for k, v in settings.items() if k in takes})

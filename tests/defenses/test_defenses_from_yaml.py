@@ -110,6 +110,14 @@ def test_a_registered_defense_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) 
         named_defenses(["roundin"], directions=3, box=0.5)
 
 
+def test_a_trade_off_takes_a_defense_by_its_class_path() -> None:
+    name = f"{__name__}.Rounding"
+    make = named_defenses([name], directions=3, box=0.5)[name]
+    assert make(Budget(0.2)) == Rounding(Budget(0.2), box=0.5)
+    with pytest.raises(ValueError, match=r"unknown defense 'nowhere\.Rounding'"):
+        named_defenses(["nowhere.Rounding"], directions=3, box=0.5)
+
+
 def test_every_public_name_is_there() -> None:
     module = importlib.import_module("leakwatch.defenses")
     assert module.__all__ == sorted(module.__all__, key=_case)
