@@ -70,7 +70,7 @@ def _products(module: nn.Conv2d, layout: Layout | None) -> LayerProducts:
         if module.groups > 1:
             return _ByRow(module)
         few = module.in_channels < _REGISTER
-        return Patches(module) if few else _Fitting(module)
+        return _FewChannels(module) if few else _Fitting(module)
     grouped = module.groups > 1 or (layout == "contiguous" and fits_registers(module))
     return _Grouped(module) if grouped else Patches(module)
 
@@ -138,7 +138,6 @@ class _ChannelsLast(_Sliding, LayerProducts):
         return ordered.permute(0, 1, 4, 2, 3).flatten(1)
 
 
-@final
 class Patches(_ChannelsLast, MatrixProducts):
     """A convolution as matrix products of unfolded patches, channels last.
 
@@ -233,6 +232,38 @@ class Patches(_ChannelsLast, MatrixProducts):
                 ).add_(some)
         inner = image[:, ph : ph + height, pw : pw + width]
         return _in_format_of(inner.permute(0, 3, 1, 2), like)
+
+
+@final
+class _FewChannels(Patches):
+    """Patches with an adjoint for one or a few input channels.
+
+    Patches of these have short runs of numbers. They are added up in runs as long as a
+    row of places instead.
+    """
+
+    def input_adjoint(self, w: Tensor, d: Tensor, like: Tensor) -> Tensor:
+        """See :class:`LayerProducts`."""
+        rows, channels, kh, kw = self.shape
+        (sh, sw), (ph, pw), (eh, ew) = self.stride, self.padding, self.dilation
+        down, across = self.places(like)
+        n, _, height, width = like.shape
+        columns = torch.bmm(w.reshape(len(d), rows, -1).mT, d.mT)
+        columns = columns.view(len(d), kh, kw, channels, -1, down, across)
+        image = d.new_zeros(
+            len(d), n // len(d), channels, height + 2 * ph, width + 2 * pw
+        )
+        for i in range(kh):
+            for j in range(kw):
+                part = image[..., i * eh :, j * ew :]
+                part = part[
+                    ..., : (down - 1) * sh + 1 : sh, : (across - 1) * sw + 1 : sw
+                ]
+                part.add_(columns[:, i, j].transpose(1, 2))
+        inner = image[..., ph : ph + height, pw : pw + width].reshape(like.shape)
+        if like.is_contiguous():
+            return inner
+        return inner.contiguous(memory_format=torch.channels_last)
 
 
 @final
