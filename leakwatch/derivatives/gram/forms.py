@@ -18,6 +18,11 @@ from torch import Tensor
 
 from leakwatch.derivatives.gram.conv_factors import ConvFactors, fewer_operations
 from leakwatch.derivatives.gram.tangents import Parts
+from leakwatch.derivatives.layers.bilinear import (
+    inputs_by_position,
+    outputs_by_position,
+    products_of,
+)
 from leakwatch.derivatives.layers.calls import Call
 from leakwatch.derivatives.layers.taps import Layer
 from leakwatch.derivatives.layers.unfolding import spread, vectors
@@ -59,24 +64,29 @@ class Plain:
         self._layer = layer
         self._deltas, self._inputs = deltas, inputs
         self._bias = layer.numbers - layer.calls[0].weight.numel()
+        self._products = products_of(layer.calls[0])
         self._vectors = [
-            a if call.elementwise else vectors(call, a)
+            inputs_by_position(call, a[None])
             for call, a in zip(layer.calls, inputs, strict=True)
         ]
-        self._spread = [
-            spread(call, d).flatten(1, 2) if call.kind == "conv" else d
+        self._turned = [
+            spread(call, d).flatten(1, 2)
+            if call.kind == "conv"
+            else outputs_by_position(call, d[None])
             for call, d in zip(layer.calls, deltas, strict=True)
         ]
         self.gradient = self.of_deltas([d[None] for d in deltas])[0]
 
     def of_deltas(self, deltas: Sequence[Tensor]) -> Tensor:
         """The part Δᵀa and the bias' ΣΔ, ``(k, width)``."""
-        total = deltas[0].new_zeros(len(deltas[0]), self._layer.numbers)
+        k = len(deltas[0])
+        total = deltas[0].new_zeros(k, self._layer.numbers)
         size = self._layer.calls[0].weight.numel()
         for call, a, d in zip(self._layer.calls, self._vectors, deltas, strict=True):
-            total[:, :size] += _products(call, a, d)
+            by_group = _by_group(call, d)
+            total[:, :size] += self._products.weight_grad(a, by_group).reshape(k, -1)
             if self._bias:
-                total[:, size:] += _sums(call, d)
+                total[:, size:] += self._products.bias_grad(by_group).reshape(k, -1)
         return total
 
     def of_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -84,18 +94,16 @@ class Plain:
         k = len(inputs[0])
         size = self._layer.calls[0].weight.numel()
         total = inputs[0].new_zeros(k, size + self._bias)
-        for call, d, a in zip(self._layer.calls, self._spread, inputs, strict=True):
-            if call.elementwise:
-                part = _scaled(call, a * d)
-            elif call.kind == "linear":
-                tokens = a.reshape(k, -1, call.weight[1])
-                part = (d.reshape(-1, call.weight[0]).T @ tokens).view(k, -1)
-            else:
+        for call, d, a in zip(self._layer.calls, self._turned, inputs, strict=True):
+            if call.kind == "conv":
+                # Patches of k tangents would take many times their memory.
                 kernel = math.prod(call.weight[2:])
-                patches = over_pixels(a.reshape(k, call.groups, -1, d.shape[2]), d)
-                patches = patches.view(*patches.shape[:3], -1, kernel)
-                part = patches.transpose(2, 3).reshape(k, -1)
-            total[:, :size] += part
+                by_pixel = over_pixels(a.reshape(k, call.groups, -1, d.shape[2]), d)
+                by_pixel = by_pixel.view(*by_pixel.shape[:3], -1, kernel)
+                part = by_pixel.transpose(2, 3)
+            else:
+                part = self._products.weight_grad(inputs_by_position(call, a), d)
+            total[:, :size] += part.reshape(k, -1)
         return total
 
 
@@ -369,7 +377,9 @@ def _inside(layer: Layer, base: Tensor, a: Tensor, deltas: Tensor) -> Tensor:
     """Coordinates of Δᵀa in ``base``, the range of A ↦ δᵀA, ``(k, …)``, float64."""
     call = layer.calls[0]
     kernel = math.prod(call.weight[2:])
-    moved = _products(call, vectors(call, a.double()), deltas.double())
+    moved = products_of(call).weight_grad(
+        vectors(call, a.double()), _by_group(call, deltas.double())
+    )
     by_filter = moved.view(len(moved), call.groups, -1, call.weight[1], kernel)
     by_channel = by_filter.transpose(2, 3).flatten(3)
     return over_pixels(by_channel, base.transpose(1, 2)).flatten(1)
@@ -389,43 +399,21 @@ def _outside(
     if layer.bias is not None:
         seen = torch.cat((seen, torch.ones_like(seen[..., :1])), 2)
     root = torch.linalg.qr(seen.transpose(1, 2), mode="r").R.transpose(1, 2)
-    rows = [_by_position(call, part) for part in (basis, delta[None])]
-    flat = (rows[0] @ root).flatten(1)
+    rows = [_by_group(call, part) for part in (basis, delta[None])]
+    flat = (rows[0].mT @ root).flatten(1)
     squares = flat.new_zeros(r + 1, r + 1)
     squares[:r, :r] = flat @ flat.T - inside @ inside.T
     if layer.bias is not None:
-        sums = torch.cat([part.sum(3).flatten(1) for part in rows])
+        sums = torch.cat([part.sum(-2).flatten(1) for part in rows])
         squares[r] = squares[:, r] = sums @ sums[r]
     values, turn = torch.linalg.eigh(squares)
     coordinates: Tensor = turn * values.clamp_min(0).sqrt()
     return coordinates
 
 
-def _products(call: Call, a: Tensor, deltas: Tensor) -> Tensor:
-    """Δᵀa for k tangents, ``(k, elements of the weight)``."""
-    k = len(deltas)
-    if call.elementwise:
-        return _scaled(call, deltas * a)
-    return (_by_position(call, deltas) @ a).reshape(k, -1)
-
-
-def _sums(call: Call, deltas: Tensor) -> Tensor:
-    """The bias' part, ``(k, elements of the bias)``."""
-    if call.elementwise:
-        return _scaled(call, deltas)
-    return _by_position(call, deltas).sum(3).flatten(1)
-
-
-def _by_position(call: Call, deltas: Tensor) -> Tensor:
-    """``(k, groups, filters, T)``."""
-    if call.kind == "linear":
-        return deltas.reshape(len(deltas), 1, -1, call.weight[0]).transpose(2, 3)
-    return deltas.reshape(len(deltas), call.groups, -1, call.positions)
-
-
-def _scaled(call: Call, products: Tensor) -> Tensor:
-    """Products summed over all that shares an element of the scale."""
-    k, scales = len(products), call.weight.numel()
-    if call.kind == "features":
-        return products.reshape(k, -1, scales).sum(1)
-    return products.reshape(k, products.shape[1], scales, -1).sum((1, 3))
+def _by_group(call: Call, deltas: Tensor) -> Tensor:
+    """Δ of k tangents at each position; of convolutions ``(k, groups, T, C)``."""
+    by_position = outputs_by_position(call, deltas)
+    if call.kind != "conv":
+        return by_position
+    return by_position.view(len(deltas), call.groups, *by_position.shape[1:])

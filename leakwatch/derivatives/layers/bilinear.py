@@ -33,10 +33,24 @@ __all__ = [
     "inputs_by_position",
     "met_by",
     "outputs_by_position",
+    "products_of",
 ]
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 """Something about a and about δ."""
+
+
+_PRODUCTS: dict[Kind, LayerProducts] = {
+    "linear": MatrixProducts(),
+    "conv": PositionsLast(),
+    "channels": ElementwiseProducts(),
+    "features": ElementwiseProducts(),
+}
+
+
+def products_of(call: Call) -> LayerProducts:
+    """The products of a call's layer, of activations and backprops by position."""
+    return _PRODUCTS[call.kind]
 
 
 def inputs_by_position(call: Call, a: Tensor) -> Tensor:
@@ -101,7 +115,7 @@ class Bilinear:
         self._samples = samples
         call = layer.calls[0]
         self._elementwise = call.elementwise
-        self._products = _PRODUCTS[call.kind]
+        self._products = products_of(call)
         self._short = not self._elementwise and fewer_operations(
             self._a.shape[1], self._d.shape[2], self._a.shape[2]
         )
@@ -179,14 +193,6 @@ class Bilinear:
             bias = self._products.bias_grad(deltas)
             parts.append(bias.reshape(self._samples, -1))
         return parts
-
-
-_PRODUCTS: dict[Kind, LayerProducts] = {
-    "linear": MatrixProducts(),
-    "conv": PositionsLast(),
-    "channels": ElementwiseProducts(),
-    "features": ElementwiseProducts(),
-}
 
 
 def fewer_operations(positions: int, rows: int, columns: int) -> bool:

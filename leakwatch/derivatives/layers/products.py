@@ -185,11 +185,11 @@ class MatrixProducts(LayerProducts):
 
     def weight_grad(self, a: Tensor, d: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
-        return torch.bmm(d.mT, a).flatten(1)
+        return (d.mT @ a).flatten(-2)
 
     def bias_grad(self, d: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
-        return d.sum(1)
+        return d.sum(-2)
 
     def input_adjoint(self, w: Tensor, d: Tensor, like: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
@@ -229,11 +229,11 @@ class ElementwiseProducts(LayerProducts):
 
     def weight_grad(self, a: Tensor, d: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
-        return (d * a).sum(1)
+        return (d * a).sum(-2)
 
     def bias_grad(self, d: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
-        return d.sum(1)
+        return d.sum(-2)
 
     def input_adjoint(self, w: Tensor, d: Tensor, like: Tensor) -> Tensor:
         """See :class:`LayerProducts`."""
