@@ -48,7 +48,8 @@ from then on ``leakwatch.score``, every callback, command and report knows it:
 >>> bool((result["lavp_condition"] >= 1).all()), str(result.status["loss"][0])
 (True, 'ok')
 
-What no solver measures yet is one more field of :class:`SampleSpectrum`, and the line
+The scores of this package do the same with the decorator :func:`scored`, on the formula
+itself. What no solver measures yet is one more field of :class:`SampleSpectrum`, and the line
 that computes it in ``measure`` (``dense``, ``matrix_free`` or ``power_iteration``).
 """
 
@@ -56,7 +57,15 @@ from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they regist
 from leakwatch.scores.api import Scoring, score
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
-from leakwatch.scores.registry import Score, available, get, groups, register, resolve
+from leakwatch.scores.registry import (
+    Score,
+    available,
+    get,
+    groups,
+    register,
+    resolve,
+    scored,
+)
 from leakwatch.scores.result import ScoreResult, Value
 from leakwatch.scores.settings import Settings
 from leakwatch.scores.updates.api import score_update
@@ -83,4 +92,5 @@ __all__ = [
     "resolve",
     "score",
     "score_update",
+    "scored",
 ]

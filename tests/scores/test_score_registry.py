@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from leakwatch.scores import available, get, groups, register, resolve
+from leakwatch.scores import (
+    SampleSpectrum,
+    Settings,
+    Value,
+    available,
+    get,
+    groups,
+    register,
+    resolve,
+    scored,
+)
 
 
 def test_groups() -> None:
@@ -62,3 +72,23 @@ def test_directions() -> None:
     for name in available():
         safer = get(name).direction == "higher = less exposed"
         assert safer == (name in errors), name
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_formula_becomes_the_score_of_its_own_name() -> None:
+    @scored(
+        "mine",
+        needs={"lambda_max"},
+        unit="gradient / pixel",
+        direction="higher = more exposed",
+        meaning="Steepest rise of the gradient.",
+        source="this test",
+    )
+    def steepest(spectrum: SampleSpectrum, settings: Settings) -> Value:
+        return Value(spectrum.lambda_max.number**0.5, spectrum.lambda_max.status)
+
+    assert groups()["mine"] == ("steepest",)
+    assert get("steepest").needs == {"lambda_max"}
+    spectrum = SampleSpectrum(lambda_max=Value(4.0))
+    assert get("steepest").compute(spectrum, Settings()).number == 2.0
+    assert steepest(spectrum, Settings()) == Value(2.0)
