@@ -49,8 +49,9 @@ from then on ``leakwatch.score``, every callback, command and report knows it:
 (True, 'ok')
 
 The scores of this package do the same with the decorator :func:`scored`, on the formula
-itself. What no solver measures yet is one more field of :class:`SampleSpectrum`, and the line
-that computes it in ``measure`` (``dense``, ``matrix_free`` or ``power_iteration``).
+itself. What no solver measures yet is one more field of :class:`SampleSpectrum`, and
+the line that computes it in ``measure`` (``dense``, ``matrix_free`` or
+``power_iteration``).
 """
 
 from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
