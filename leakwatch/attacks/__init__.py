@@ -7,7 +7,7 @@ was not matched shows that this attack failed, never that the sample is safe.
 In reading order:
 
 - `api`: :func:`attack`, everything in one call; `presets`: the published attacks by
-  name.
+  name, kept in a `registry`.
 - `base`: what all attacks have in common, and how to add one.
 - `shared_gradient`, `start`, `pixels`: what an attack is given; `result`, `verdict`:
   what it returns, and what that is worth.

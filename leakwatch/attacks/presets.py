@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from leakwatch.attacks.base import Attack, PublishedAttack, Registry
+from leakwatch.attacks.base import Attack
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.attacks.generators.ci_net import CINetAttack
 from leakwatch.attacks.matching.priors import Priors
+from leakwatch.attacks.registry import PublishedAttack, Registry
 
 __all__ = ["Preset", "available", "get", "register", "resolve"]
 

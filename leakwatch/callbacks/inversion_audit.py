@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from leakwatch.attacks import Attack, presets
-from leakwatch.attacks.base import BaseAttack, PublishedAttack
+from leakwatch.attacks.base import BaseAttack
+from leakwatch.attacks.registry import PublishedAttack
 from leakwatch.callbacks._audit.conclusions import conclusions, sentence
 from leakwatch.callbacks._audit.gradients import attack_probes
 from leakwatch.callbacks._audit.plan import (

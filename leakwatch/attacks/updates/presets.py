@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from leakwatch.attacks.base import PublishedAttack, Registry
+from leakwatch.attacks.registry import PublishedAttack, Registry
 from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.attacks.updates.simulation import SimulationAttack
 from leakwatch.attacks.updates.surrogate import SurrogateAttack

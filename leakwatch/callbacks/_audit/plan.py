@@ -9,7 +9,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, final, runtime_chec
 from torch import Tensor
 
 from leakwatch.attacks import Attack
-from leakwatch.attacks.base import BaseAttack, PublishedAttack
+from leakwatch.attacks.base import BaseAttack
+from leakwatch.attacks.registry import PublishedAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.checks import check_integer
