@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 from leakwatch.callbacks._probing.run import ProbeRun
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.cli.checkpoint import free_directory, load_weights, read_checkpoint
-from leakwatch.cli.subject import AttackCLI, SubjectCLI, choose_device, draw
+from leakwatch.cli.subject import AttackCLI, SubjectCLI, draw
 from leakwatch.cli.tables import score_table
 from leakwatch.cli.training import quiet
 from leakwatch.reporting import write_report
@@ -41,7 +41,7 @@ def audit_checkpoint(
         probes, note = draw(subject, checkpoint, options.split, options.probes)
         for sentence in filter(None, (subject.note, note)):
             print(sentence)
-        subject.module.to(choose_device(options.device, subject.accelerator))
+        subject.move_to(options.device)
         epoch, step = (
             (0, 0) if checkpoint is None else (checkpoint.epoch, checkpoint.step)
         )

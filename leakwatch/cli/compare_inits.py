@@ -16,7 +16,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_dtype
 from leakwatch.cli.audit import add_places
 from leakwatch.cli.checkpoint import free_directory
-from leakwatch.cli.subject import Subject, SubjectCLI, choose_device, draw
+from leakwatch.cli.subject import Subject, SubjectCLI, draw
 from leakwatch.cli.tables import say_where
 from leakwatch.cli.training import quiet
 from leakwatch.models.initialization import Initializer
@@ -135,10 +135,9 @@ def _measure(
 ) -> InitializationComparison:
     asked = cli.compare
     probes, _ = draw(subject, None, asked.split, asked.samples)
-    module = subject.module
-    module.to(choose_device(device, subject.accelerator))
+    subject.move_to(device)
     return compare_initializations(
-        module,
+        subject.module,
         probes.x,
         probes.y,
         [_scheme(name) for name in asked.schemes],

@@ -30,13 +30,13 @@ class _Command:
         module: In ``leakwatch.cli``.
         function: Of that module.
         purpose: What it does, for the help.
-        purposeless: What can't be done without arguments; empty if it can.
+        missing: What to say where there are no arguments; empty if none are needed.
     """
 
     module: str
     function: str
     purpose: str
-    purposeless: str = ""
+    missing: str = ""
 
     def run(self, argv: list[str]) -> None:
         """Import the module and call its function."""
@@ -148,8 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    if not arguments and _COMMANDS[command].purposeless:
-        return _fail(f"leakwatch {command}", _COMMANDS[command].purposeless, 2)
+    if not arguments and _COMMANDS[command].missing:
+        return _fail(f"leakwatch {command}", _COMMANDS[command].missing, 2)
     # The script's folder leads the path, not the current one, but a config may name
     # a user's class_path: my_module.MyModel.
     if os.getcwd() not in sys.path and "" not in sys.path:

@@ -40,6 +40,27 @@ class Subject:
     note: str
     defended: bool
 
+    def move_to(self, device: str | None) -> None:
+        """Move the model to the device that was asked for, or that would train it.
+
+        Args:
+            device: Such as "cpu" or "cuda:1"; None: as the config says.
+
+        Raises:
+            ValueError: There is no such device here.
+        """
+        if device is None:
+            fast = self.accelerator != "cpu" and torch.cuda.is_available()
+            device = "cuda" if fast else "cpu"
+        try:
+            place = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(
+                f"--device {device} can't be used; expected cpu, or cuda where there "
+                f"is one ({str(error).splitlines()[0]})."
+            ) from error
+        self.module.to(place)
+
 
 class SubjectCLI(ConfiguredCLI):
     """Builds model, data and monitor of a config, but no trainer and no logger.
@@ -171,28 +192,6 @@ def draw(
             "the config's data or normalisation is another."
         )
     return probes, ""
-
-
-def choose_device(asked: str | None, accelerator: str) -> torch.device:
-    """Return the device that was asked for, or that the config would train on.
-
-    Args:
-        asked: Such as "cpu" or "cuda:1".
-        accelerator: The trainer's, if nothing was asked for.
-
-    Raises:
-        ValueError: There is no such device here.
-    """
-    if asked is None:
-        fast = accelerator != "cpu" and torch.cuda.is_available()
-        return torch.device("cuda" if fast else "cpu")
-    try:
-        return torch.empty(0, device=asked).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"--device {asked} can't be used; expected cpu, or cuda where there is one "
-            f"({str(error).splitlines()[0]})."
-        ) from error
 
 
 def _class_of(entry: Any) -> type:

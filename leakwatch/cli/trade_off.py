@@ -16,7 +16,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer
 from leakwatch.cli.audit import add_places
 from leakwatch.cli.checkpoint import free_directory
-from leakwatch.cli.subject import Subject, SubjectCLI, choose_device, draw
+from leakwatch.cli.subject import Subject, SubjectCLI, draw
 from leakwatch.cli.tables import say_where
 from leakwatch.cli.trade_training import (
     LightningTraining,
@@ -181,7 +181,7 @@ def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
     asked = cli.trade
     probes, _ = draw(subject, None, asked.split, asked.samples)
     module, data = subject.module, subject.data
-    module.to(choose_device(device, subject.accelerator))
+    subject.move_to(device)
     own = data if isinstance(data, LightningDataModule) else None
     train = LightningTraining(cli.trainer_arguments, own, asked.reduction)
     accuracy = accuracy_on(data, asked.accuracy_on)

@@ -10,7 +10,8 @@ import torch
 from jsonargparse import ArgumentParser
 
 from leakwatch import ProbeSet
-from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks import InversionAudit, LeakageMonitor, UpdateAudit
+from leakwatch.callbacks.probe_callback import ProbeCallback, RecordingCallback
 
 
 def probes() -> ProbeSet:
@@ -113,6 +114,35 @@ def test_the_defaults() -> None:
         "verbose": True,
         "name": "leakwatch",
     }
+
+
+def test_what_callbacks_share_is_an_argument_of_each_with_its_default() -> None:
+    def defaults(kind: type) -> dict[str, Any]:
+        parameters = inspect.signature(kind).parameters
+        assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return {name: p.default for name, p in parameters.items()}
+
+    recording, probing = defaults(RecordingCallback), defaults(ProbeCallback)
+    # A round is audited after it; attacks invert what all parameters share.
+    for kind, base, without in (
+        (UpdateAudit, recording, {"at_start"}),
+        (LeakageMonitor, recording | probing, set()),
+        (InversionAudit, recording | probing, {"parameters"}),
+    ):
+        own = defaults(kind)
+        assert base.keys() - own.keys() == without
+        changed = {"noise_std", "name", "at_start", "probes", "scores", "products"}
+        for name in base.keys() - without - changed:
+            assert own[name] == base[name], name
+
+
+def test_a_config_that_was_read_states_every_argument() -> None:
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LeakageMonitor, "monitor")
+    stated = vars(parser.parse_string(YAML).monitor.init_args)
+    parameters = inspect.signature(LeakageMonitor).parameters
+    assert stated.keys() == parameters.keys()
+    assert (stated["products"], stated["target_psnr"]) == (100, 20.0)
 
 
 def test_a_path_object_is_a_directory() -> None:
