@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
     high: float
 
 
-class Rule(NamedTuple):
+class QuadratureRule(NamedTuple):
     """Nodes and the weights on them, which add up to 1."""
 
     nodes: Float[Tensor, " k"]
@@ -56,8 +56,8 @@ class Probe:
         mean: ∫ λ dμ = ‖Jz‖².
     """
 
-    gauss: tuple[Rule, Rule]
-    radau: tuple[Rule, Rule]
+    gauss: tuple[QuadratureRule, QuadratureRule]
+    radau: tuple[QuadratureRule, QuadratureRule]
     mean: float
 
     @classmethod
@@ -79,11 +79,11 @@ class Probe:
         square = wide[:, :k]
         plain = _right(square)
         left, sigma, _ = torch.linalg.svd(wide, full_matrices=False)
-        weighted = Rule(sigma.square(), left[0].square())
+        weighted = QuadratureRule(sigma.square(), left[0].square())
         mean = float(wide[0].square()[0])
         if closed:
             exact = torch.linalg.svd(square)
-            weighted = Rule(exact[1].square(), exact[0][0].square())
+            weighted = QuadratureRule(exact[1].square(), exact[0][0].square())
             return cls((plain, weighted), (plain, weighted), mean)
         fixed = _right(wide) if lower <= 0 else _fixed(wide, lower)
         return cls((plain, weighted), (fixed, _left_at_zero(wide)), mean)
@@ -91,23 +91,27 @@ class Probe:
     def scaled(self, by: float) -> Probe:
         """The same for ``by`` · H."""
 
-        def moved(pair: tuple[Rule, Rule]) -> tuple[Rule, Rule]:
-            first, second = (Rule(rule.nodes * by, rule.weights) for rule in pair)
+        def moved(
+            pair: tuple[QuadratureRule, QuadratureRule],
+        ) -> tuple[QuadratureRule, QuadratureRule]:
+            first, second = (
+                QuadratureRule(rule.nodes * by, rule.weights) for rule in pair
+            )
             return first, second
 
         return Probe(moved(self.gauss), moved(self.radau), self.mean * by)
 
 
-def _right(b: Tensor) -> Rule:
+def _right(b: Tensor) -> QuadratureRule:
     """Gauss from B_k; Gauss–Radau with a node at 0 from the wide matrix."""
     rows, columns = b.shape
     _, sigma, right = torch.linalg.svd(b, full_matrices=True)
     nodes = torch.zeros(columns, dtype=torch.float64)
     nodes[:rows] = sigma.square()
-    return Rule(nodes, right[:, 0].square())
+    return QuadratureRule(nodes, right[:, 0].square())
 
 
-def _fixed(wide: Tensor, node: float) -> Rule:
+def _fixed(wide: Tensor, node: float) -> QuadratureRule:
     """Gauss–Radau for dμ with a node at a positive number below the spectrum."""
     k = len(wide)
     square = wide[:, :k]
@@ -121,14 +125,14 @@ def _fixed(wide: Tensor, node: float) -> Rule:
     tail = (right[:, -1].square() / (values - node)).sum()
     extended[k, k] = node + coupling**2 * float(tail)
     nodes, vectors = torch.linalg.eigh(extended)
-    return Rule(nodes.clamp_min(node), vectors[0].square())
+    return QuadratureRule(nodes.clamp_min(node), vectors[0].square())
 
 
-def _left_at_zero(wide: Tensor) -> Rule:
+def _left_at_zero(wide: Tensor) -> QuadratureRule:
     """Gauss–Radau for λ dμ with a node at 0."""
     k = len(wide)
     if k == 1:
-        return Rule(torch.zeros(1).double(), torch.ones(1).double())
+        return QuadratureRule(torch.zeros(1).double(), torch.ones(1).double())
     above = wide[: k - 1, :k]
     lower = torch.linalg.qr(above.mT, mode="r")[1].mT
     factor = torch.zeros(k, k - 1, dtype=torch.float64)
@@ -139,7 +143,7 @@ def _left_at_zero(wide: Tensor) -> Rule:
     left, sigma, _ = torch.linalg.svd(factor, full_matrices=True)
     nodes = torch.zeros(k, dtype=torch.float64)
     nodes[: k - 1] = sigma.square()
-    return Rule(nodes, left[0].square())
+    return QuadratureRule(nodes, left[0].square())
 
 
 @final
@@ -236,7 +240,7 @@ class SpectralMeasure:
         nodes = [self.known]
         masses = [self.known if moment else torch.ones_like(self.known)]
         for probe in self.probes:
-            rule: Rule = getattr(probe, kind)[moment]
+            rule: QuadratureRule = getattr(probe, kind)[moment]
             nodes.append(rule.nodes)
             masses.append(rule.weights * share * (probe.mean if moment else 1.0))
         return torch.cat(nodes), torch.cat(masses)

@@ -209,7 +209,8 @@ def test_too_few_steps_for_large_noise_are_not_called_ok() -> None:
 )
 def test_refuses(settings: dict[str, object], message: str) -> None:
     net, pixels, y, delta = problem(1)
-    with pytest.raises(ValueError, match=message):
+    # A wrong type is a TypeError, as everywhere.
+    with pytest.raises((TypeError, ValueError), match=message):
         scored(net, pixels, y, **{"delta": delta, **settings})  # type: ignore[arg-type]
 
 
