@@ -104,10 +104,10 @@ def test_known_directions_have_a_quarter_of_the_variance() -> None:
     noise = EigenNoise(Budget(0.1), Smallest(2))
     one, four = share(noise, at, 0), share(noise, at, 0, 4)
     for what in (plain, informed):
-        seen, once = what(at, four, 1).given, what(at, one, 1).given
+        seen, once = what(at, four, 1).observation, what(at, one, 1).observation
         assert seen.noise_std == pytest.approx(once.noise_std / 2, rel=1e-9)
-    guess = reimagined(noise, four, at, 1, at.x[1:], 0).given
-    knows = informed(at, four, 1).given
+    guess = reimagined(noise, four, at, 1, at.x[1:], 0).observation
+    knows = informed(at, four, 1).observation
     torch.testing.assert_close(guess.message, knows.message, rtol=1e-9, atol=1e-12)
     assert guess.noise_std == pytest.approx(knows.noise_std, rel=1e-9)
     got = attack_of(x, y, queries=4).run(net, noise, 0)
@@ -128,6 +128,6 @@ def test_what_is_done_in_the_same_way_every_time_stays(
     at = Samples(GradientMap(network(), dtype=torch.float64), x.double(), y)
     one, four = share(defense, at, 0), share(defense, at, 0, 4)
     torch.testing.assert_close(one.mean.gradient, four.mean.gradient)
-    seen, once = informed(at, four, 0).given, informed(at, one, 0).given
+    seen, once = informed(at, four, 0).observation, informed(at, one, 0).observation
     torch.testing.assert_close(seen.message, once.message)
     assert seen.distance == once.distance

@@ -257,10 +257,10 @@ def test_who_imagines_the_true_image_knows_all() -> None:
     shared = share(noise, at, 0)
     knows = informed(at, shared, 1)
     guesses = reimagined(noise, shared, at, 1, at.x[1:], 0)
-    found, wanted = guesses.given, knows.given
+    found, wanted = guesses.observation, knows.observation
     torch.testing.assert_close(found.message, wanted.message, rtol=1e-9, atol=1e-12)
     assert found.noise_std == pytest.approx(wanted.noise_std, rel=1e-9)
-    other = reimagined(noise, shared, at, 1, at.x[:1], 0).given
+    other = reimagined(noise, shared, at, 1, at.x[:1], 0).observation
     assert float((other.message - wanted.message).norm()) > 1e-3
     took = attack_of(x, y, attackers=("estimating",)).run(network(), noise, 0)
     assert [list(a.outcomes) for a in took] == [["estimating"]] * 2
