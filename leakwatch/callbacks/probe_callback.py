@@ -16,7 +16,7 @@ from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
 from leakwatch.callbacks._probing.session import ProbeSession
 from leakwatch.callbacks._probing.state import Progress
-from leakwatch.callbacks._probing.training_probes import Source, training_probes
+from leakwatch.callbacks._probing.training_probes import SampleSource, training_probes
 from leakwatch.callbacks._recording.loggers import warn
 from leakwatch.callbacks._recording.run_metadata import natural_directory
 from leakwatch.callbacks.gradient_defense import GradientDefense
@@ -362,7 +362,7 @@ class ProbeCallback(RecordingCallback):
 
     def draw(
         self,
-        source: Source,
+        source: SampleSource,
         indices: Sequence[int] | None = None,
         n: int | None = None,
     ) -> ProbeSet:

@@ -29,7 +29,7 @@ from leakwatch.callbacks._audit.updates import (
 from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
 from leakwatch.callbacks._probing.step import ProbeStep, Share
 from leakwatch.callbacks._probing.training_probes import (
-    Source,
+    SampleSource,
     only_loader,
     training_probes,
 )
@@ -181,7 +181,9 @@ class UpdateAudit(RecordingCallback):
                 f"leakwatch.models.FedAvgModule, or InversionAudit for gradients."
             )
 
-    def draw(self, source: Source, indices: Sequence[int] | None = None) -> ProbeSet:
+    def draw(
+        self, source: SampleSource, indices: Sequence[int] | None = None
+    ) -> ProbeSet:
         """Chooses the clients; watched are the samples that these hold now.
 
         Args:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
-from leakwatch.callbacks._probing.training_probes import Source
+from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
 from leakwatch.cli.training import ConfiguredCLI
@@ -175,7 +175,7 @@ def draw(
     if isinstance(monitor.given, ProbeSet):
         return monitor.given, ""
     training = split == "train"
-    source = Source(
+    source = SampleSource(
         data.train_dataloader() if training else data.val_dataloader(), data, training
     )
     saved = {} if checkpoint is None else checkpoint.callbacks

@@ -17,7 +17,7 @@ from leakwatch.callbacks._probing.step import (
     merge_rows,
     merge_spectra,
 )
-from leakwatch.callbacks._probing.training_probes import Source
+from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks._recording.recorder import Recorder, Warn
 from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
@@ -53,7 +53,9 @@ class Probing(ABC):
         """How samples are scored: what the arguments say about it."""
 
     @abstractmethod
-    def draw(self, source: Source, indices: Sequence[int] | None = None) -> ProbeSet:
+    def draw(
+        self, source: SampleSource, indices: Sequence[int] | None = None
+    ) -> ProbeSet:
         """The samples to watch.
 
         Args:

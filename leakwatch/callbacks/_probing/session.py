@@ -14,7 +14,7 @@ from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.run import ProbeRun, Probing
 from leakwatch.callbacks._probing.state import Progress
 from leakwatch.callbacks._probing.step import Share
-from leakwatch.callbacks._probing.training_probes import Source
+from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks._recording.loggers import say, warn
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.callbacks._recording.run_metadata import (
@@ -165,7 +165,7 @@ class ProbeSession:
 
     def _drawn(self, trainer: Trainer) -> ProbeSet:
         progress = self._progress
-        probes = self._probing.draw(Source.of(trainer), progress.indices or None)
+        probes = self._probing.draw(SampleSource.of(trainer), progress.indices or None)
         fingerprint = probes.fingerprint()
         if progress.fingerprint not in ("", fingerprint):
             self._warn(

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 
 from leakwatch.probes import ProbeSet
 
-__all__ = ["Source", "only_loader", "training_probes"]
+__all__ = ["SampleSource", "only_loader", "training_probes"]
 
 _HOW = (
     "pass probes=ProbeSet.from_dataset(dataset, ...) or "
@@ -23,7 +23,7 @@ _HOW = (
 
 @final
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """Where samples come from: a loader, and what is known about its data.
 
     Attributes:
@@ -48,7 +48,7 @@ class Source:
 
 
 def training_probes(
-    source: Source,
+    source: SampleSource,
     *,
     caller: str,
     n: int,
@@ -125,7 +125,7 @@ def training_probes(
         ) from error
 
 
-def only_loader(source: Source, caller: str) -> DataLoader[Any]:
+def only_loader(source: SampleSource, caller: str) -> DataLoader[Any]:
     """The training loader.
 
     Args:
