@@ -24,6 +24,7 @@ from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.network import DifferentiableNetwork
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.runtime.chunking import in_chunks
+from leakwatch.derivatives.verification import refuse_stray_reads
 
 __all__ = ["GradientMap"]
 
@@ -335,7 +336,7 @@ def _logits_and_losses(
             logits.append(out)
 
     with network.evaluation(x) as at, torch.no_grad():
-        network.refuse_stray_reads(at, *network.prepared(x, y))
+        refuse_stray_reads(network._loss, at, *network.prepared(x, y))
         handle = network.module.register_forward_hook(keep)
         try:
             samples = zip(*network.prepared(x, y), strict=True)

@@ -23,7 +23,7 @@ from leakwatch.derivatives.runtime import (
     evaluating,
     underlying,
 )
-from leakwatch.derivatives.verification import Path, examine, refuse_stray_reads
+from leakwatch.derivatives.verification import Path, examine
 
 __all__ = ["DifferentiableNetwork"]
 
@@ -284,10 +284,6 @@ class DifferentiableNetwork:
         for note in examination.notes:
             self.note(note)
         return examination.path
-
-    def refuse_stray_reads(self, at: Weights, x: Tensor, y: Tensor) -> None:
-        """See :func:`leakwatch.derivatives.verification.refuse_stray_reads`."""
-        refuse_stray_reads(self._loss, at, x, y)
 
     def note(self, text: str) -> None:
         """Adds to ``notes`` and says it in the log, once."""
