@@ -41,8 +41,13 @@ NETWORKS: dict[str, tuple[str, int, int, dict[str, object]]] = {
     "ResNet8, ReLU": ("resnet8", 3, 32, {}),
     "VGG9, ReLU": ("vgg9", 3, 32, {}),
     "ResNet8, GELU": ("resnet8", 3, 32, {"activation": "gelu"}),
+    "ResNet18, ReLU, 1×14×14": ("resnet18", 1, 14, {}),
     "a small ViT": ("sme_vit", 3, 32, {}),
 }
+
+
+# MiB kept of J, or of what stands for it; beyond that, more passes are made.
+_MEMORY = 4096
 
 
 def network(name: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -149,7 +154,8 @@ def matrices(name: str, *ways: str) -> dict[str, Callable[[], Tensor]]:
 
     def by_layers(*left_out: str, known: bool = False) -> Tensor:
         with without(*left_out, known=known):
-            return grams.gram(at, x[0], y[0], workspace=space).h
+            h = grams.gram(at, x[0], y[0], workspace=space, max_memory=_MEMORY)
+        return h.h
 
     offered: dict[str, Callable[[], Tensor]] = {
         "whole J": whole,
@@ -190,6 +196,10 @@ TABLES: dict[str, Callable[[], dict[str, Callable[[], Tensor]]]] = {
         "LeNet, sigmoid, 3×32×32", "whole J", "plain", "factors"
     ),
     "H, ResNet8, GELU": lambda: matrices("ResNet8, GELU", "plain", "factors"),
+    # Where nothing is known of Δ, as with GELU, which this network does not have.
+    "H, ResNet18, 1×14×14": lambda: matrices(
+        "ResNet18, ReLU, 1×14×14", "plain", "factors"
+    ),
     "H, MLP (1000, 1000), sigmoid": lambda: matrices(
         "MLP (1000, 1000), sigmoid", "plain", "isometric"
     ),
