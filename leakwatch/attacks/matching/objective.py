@@ -187,20 +187,20 @@ class MatchingProblem:
 
     def entry_weights(self, at: Weights) -> Tensor | None:
         """The layer weight of every entry, ``None`` when all are 1."""
-        given = self._layer_weights
-        if given is None:
+        factors = self._layer_weights
+        if factors is None:
             return None
         names = [name.removeprefix("module.") for name in at.shared]
-        if isinstance(given, Mapping):
-            unknown = given.keys() - set(names)
+        if isinstance(factors, Mapping):
+            unknown = factors.keys() - set(names)
             if unknown:
                 raise ValueError(
                     f"layer_weights name {', '.join(sorted(unknown))}, but the shared "
                     f"parameters are {', '.join(names)}."
                 )
-            numbers = [float(given.get(name, 1.0)) for name in names]
+            numbers = [float(factors.get(name, 1.0)) for name in names]
         else:
-            numbers = [float(n) for n in given]
+            numbers = [float(n) for n in factors]
         if len(numbers) != len(names) or not all(
             math.isfinite(n) and n >= 0 for n in numbers
         ):
@@ -434,21 +434,21 @@ class Matcher:
         before = _CHOICES.setdefault(problem.gradients, {})
         situation = problem.path_name, x.shape, problem.soft_targets
         common = self._loss, self._at, problem.path_name, x
-        found = None
+        path = None
         if situation in before:
-            found = built(*common, before[situation])
-        if found is None:
-            found = choose(*common, y, cost)
-        before[situation] = found.name
+            path = built(*common, before[situation])
+        if path is None:
+            path = choose(*common, y, cost)
+        before[situation] = path.name
         self._root = root
-        if not isinstance(found, VmapPath):  # whose weights are not to be left behind
+        if not isinstance(path, VmapPath):  # whose weights are not to be left behind
             # Checkpointed parts of a forward run again during the backward pass.
             self._stack.enter_context(self._loss.holding())
-        if isinstance(found, LayerwisePath):
-            found.settle(x[0], y[0].detach().to(self.device))
-        self._use(found)
+        if isinstance(path, LayerwisePath):
+            path.settle(x[0], y[0].detach().to(self.device))
+        self._use(path)
         name = type(problem.gradients.module).__name__
-        _log.debug("attacks on %s take the path %s", name, found.name)
+        _log.debug("attacks on %s take the path %s", name, path.name)
 
     @substituting
     def _statistics(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -158,9 +158,9 @@ def batch_norm_distance(
     total = inputs[0].new_zeros(len(inputs[0]))
     for i, (a, (mean, variance)) in enumerate(zip(inputs, expected, strict=True)):
         by_channel = a.transpose(1, 2).flatten(2)
-        found = by_channel.mean(2)
-        spread = (by_channel - found[:, :, None]).square().mean(2)
-        term = _distance(found, mean) + _distance(spread, variance)
+        center = by_channel.mean(2)
+        spread = (by_channel - center[:, :, None]).square().mean(2)
+        term = _distance(center, mean) + _distance(spread, variance)
         total = total + term * (first_layer if i == 0 else 1.0)
     return total
 

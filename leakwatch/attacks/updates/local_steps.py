@@ -186,10 +186,10 @@ class LocalSteps:
             c = w.mul(-how.lr) if b is None else b.sub(w, alpha=how.lr)
             # Nothing comes before the very first step.
             onwards = not (first and i == 0)
-            found = graphs.pop().pull(c, weights=onwards)
-            images[:, segment[i].images] += found.images
-            if found.weights is not None:
-                w = w + found.weights
+            pulled = graphs.pop().pull(c, weights=onwards)
+            images[:, segment[i].images] += pulled.images
+            if pulled.weights is not None:
+                w = w + pulled.weights
             if how.weight_decay:
                 w = w.add(c, alpha=how.weight_decay)
             b = None if b is None else c * how.momentum

@@ -66,7 +66,7 @@ class ThinNode:
 
     def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """ŵ a + b, twice differentiable in a, and a."""
-        return _applied(a, self), a.detach()
+        return _thin_output(a, self), a.detach()
 
     def compared(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """⟨g, D⟩ and ‖g‖² of this layer, float64.
@@ -101,13 +101,13 @@ class ThinNode:
         self._u, self._v = u[:, None, None], v[:, None, None]
         d = self._rows(self._delta)
         # v times δ: where gradients vanish, v alone is too large to be multiplied.
-        given = torch.bmm(self._inputs.to(d), d * self._v)
-        given.addcmul_(self._rows(self._forth), self._u)
-        taken = None
+        to_delta = torch.bmm(self._inputs.to(d), d * self._v)
+        to_delta.addcmul_(self._rows(self._forth), self._u)
+        to_input = None
         if wanted and self._back is not None:
-            taken = self._own().addcmul_(self._rows(self._back), self._u)
-            taken = taken.view(self._a.shape)
-        return given.view(self._delta.shape), taken
+            to_input = self._own().addcmul_(self._rows(self._back), self._u)
+            to_input = to_input.view(self._a.shape)
+        return to_delta.view(self._delta.shape), to_input
 
     def apply(self, a: Tensor) -> Tensor:
         """ŵ·a + b."""
@@ -174,7 +174,7 @@ class ThinNode:
         return (self._rows(a) * self._rows(b)).sum((1, 2))
 
 
-class _Applied(Function):
+class _ThinOutput(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, node: ThinNode) -> Tensor:
         ctx.node = node
@@ -182,10 +182,10 @@ class _Applied(Function):
 
     @staticmethod
     def backward(ctx: Any, back: Tensor) -> tuple[Tensor, None]:
-        return _adjoint(back, ctx.node), None
+        return _thin_adjoint(back, ctx.node), None
 
 
-class _Adjoint(Function):
+class _ThinAdjoint(Function):
     @staticmethod
     def forward(ctx: Any, delta: Tensor, node: ThinNode) -> Tensor:
         ctx.node = node
@@ -196,5 +196,5 @@ class _Adjoint(Function):
         return ctx.node.tangent(back), None
 
 
-_applied: Callable[[Tensor, ThinNode], Tensor] = _Applied.apply
-_adjoint: Callable[[Tensor, ThinNode], Tensor] = _Adjoint.apply
+_thin_output: Callable[[Tensor, ThinNode], Tensor] = _ThinOutput.apply
+_thin_adjoint: Callable[[Tensor, ThinNode], Tensor] = _ThinAdjoint.apply

@@ -1,7 +1,7 @@
 """The surrogate's match with w_0 − w_T, layer by layer.
 
 Nothing is formed that has as many numbers as all weights of all attacks: thin linear
-layers act through products with w_0 and D = w_0 − w_T (:mod:`update_thin`), and of the
+layers act through products with w_0 and D = w_0 − w_T (:mod:`low_rank`), and of the
 others each has a weight, a gradient and a cotangent of its own size.
 """
 
@@ -208,12 +208,12 @@ class _Comparison:
                 w, b = call.layer.weight, call.layer.bias or ""
                 if isinstance(node, ThinNode):
                     wanted = call.a.requires_grad
-                    given, taken = node.receive(u, v, learns, wanted)
-                    if wanted and taken is None:
+                    to_delta, to_input = node.receive(u, v, learns, wanted)
+                    if wanted and to_input is None:
                         # Calls its second pass in any case.
                         received.add(call.out, torch.zeros_like(call.out))
-                    received.add(call.delta, given)
-                    received.add(call.a, taken)
+                    received.add(call.delta, to_delta)
+                    received.add(call.a, to_input)
                     continue
                 received.through(call, parts.get(w), parts.get(b), len(self._x))
                 if learns and isinstance(node, Node):

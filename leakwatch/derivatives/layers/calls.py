@@ -67,7 +67,7 @@ class Use:
         input: its first argument.
         weight: its weight, if it has one.
         bias: its bias, if it has one.
-        given: a, formed when it is asked for.
+        activation: forms a.
         geometry: further attributes of the :class:`Call`.
     """
 
@@ -75,7 +75,7 @@ class Use:
     input: Tensor
     weight: Tensor | None
     bias: Tensor | None
-    given: Callable[[], Tensor]
+    activation: Callable[[], Tensor]
     geometry: Mapping[str, Any]
 
     def call(self, out: Tensor) -> Call | None:
@@ -89,13 +89,13 @@ class Use:
             or (self.bias is not None and self.bias.shape != self.weight.shape[:1])
         ):
             return None
-        given, shape, made = self.given().shape, self.weight.shape, out.shape
+        entering, shape, leaving = self.activation().shape, self.weight.shape, out.shape
         if self.kind == "conv":
             one = self.input.ndim == self.weight.ndim and len(self.input) == 1
             if not one:
                 return None
             shape = torch.Size((*shape[:2], *[1] * (4 - len(shape)), *shape[2:]))
-        return Call(self.kind, shape, given, made, **self.geometry)
+        return Call(self.kind, shape, entering, leaving, **self.geometry)
 
 
 def use_of(func: Any, args: Any, kwargs: Any) -> Use | None:
@@ -129,7 +129,7 @@ def _convolution(
     elif isinstance(padding, str):
         padding = 0
 
-    def given() -> Tensor:
+    def activation() -> Tensor:
         a = functional.pad(input, uneven) if uneven else input
         return a.unsqueeze(2) if count == 1 else a
 
@@ -140,7 +140,7 @@ def _convolution(
         "dilation": (*[1] * first, *dilated),
         "groups": groups,
     }
-    return Use("conv", input, weight, bias, given, geometry)
+    return Use("conv", input, weight, bias, activation, geometry)
 
 
 def _layer_norm(
@@ -150,10 +150,10 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Use:
-    def given() -> Tensor:
+    def activation() -> Tensor:
         return functional.layer_norm(input, normalized_shape, None, None, eps)
 
-    return Use("features", input, weight, bias, given, {})
+    return Use("features", input, weight, bias, activation, {})
 
 
 def _group_norm(
@@ -163,10 +163,10 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Use:
-    def given() -> Tensor:
+    def activation() -> Tensor:
         return functional.group_norm(input, num_groups, None, None, eps)
 
-    return Use("channels", input, weight, bias, given, {})
+    return Use("channels", input, weight, bias, activation, {})
 
 
 def _batch_norm(
@@ -182,12 +182,12 @@ def _batch_norm(
     if training:
         return None
 
-    def given() -> Tensor:
+    def activation() -> Tensor:
         return functional.batch_norm(
             input, running_mean, running_var, None, None, False, momentum, eps
         )
 
-    return Use("channels", input, weight, bias, given, {})
+    return Use("channels", input, weight, bias, activation, {})
 
 
 _PARSERS: dict[Any, Callable[..., Use | None]] = {

@@ -286,8 +286,8 @@ class _Grouped(_Sliding, LayerProducts):
         """See :class:`LayerProducts`."""
         n = a.shape[0] * a.shape[1]
         weight = a.new_empty(()).expand(n * self.shape[0], *self.shape[1:])
-        found = self.correlated(_beside(d), _beside(a), weight, n * self.groups)
-        by_sample = found.view(*a.shape[:2], -1)
+        grads = self.correlated(_beside(d), _beside(a), weight, n * self.groups)
+        by_sample = grads.view(*a.shape[:2], -1)
         return by_sample[:, 0] if a.shape[1] == 1 else by_sample.sum(1)
 
     def bias_grad(self, d: Tensor) -> Tensor:

@@ -92,8 +92,8 @@ def opening(
     Returns:
         The opening; ``None`` if some call has not one part for each sample.
     """
-    found, _ = listen(gradients, at, x[0], y[0])
-    layers = {k: v for k, v in found.items() if k not in gradients.formed}
+    heard, _ = listen(gradients, at, x[0], y[0])
+    layers = {k: v for k, v in heard.items() if k not in gradients.formed}
     held = {name for layer in layers.values() for name in layer.names}
     others = tuple(name for name in at.shared if name not in held)
     keys = [key for layer in layers.values() for key in layer.keys]

@@ -49,8 +49,8 @@ Example:
     >>> shared = SharedGradient.of(at, x, y)
     >>> problem = MatchingProblem(at, shared, path="layerwise")
     >>> with problem.opened() as matcher:
-    ...     found = matcher.evaluate(x[:, None], y[:, None], torch.arange(2))
-    >>> bool((found.distance < 1e-10).all()), matcher.path
+    ...     at_the_truth = matcher.evaluate(x[:, None], y[:, None], torch.arange(2))
+    >>> bool((at_the_truth.distance < 1e-10).all()), matcher.path
     (True, 'layerwise, contiguous')
 """
 

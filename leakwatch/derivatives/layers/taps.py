@@ -137,7 +137,7 @@ class Tapping(TorchFunctionMode):
         self._count[name] += 1
         if key in self._wanted:
             # A copy, because later code may write into the activation.
-            self.inputs[key] = use.given().clone()
+            self.inputs[key] = use.activation().clone()
         if key == self._last:
             self.output = out
         return out + self._added[key] if key in self._added else out
@@ -172,7 +172,7 @@ def _constant(func: Any, args: Any, kwargs: Any) -> Tensor | None:
         return None
     flat = use.weight.ndim == 3
     weight = use.weight.unsqueeze(2) if flat else use.weight
-    out = ConstantConvolution(weight, use.bias, **use.geometry)(use.given())
+    out = ConstantConvolution(weight, use.bias, **use.geometry)(use.activation())
     return out.squeeze(2) if flat else out
 
 
@@ -197,22 +197,22 @@ class _Reading(TorchFunctionMode):
             with self:
                 return _attention(*args, **kwargs)
         out = func(*args, **kwargs)
-        found = [
+        names = [
             self._names[id(t)] for t in _tensors((args, kwargs)) if id(t) in self._names
         ]
-        if found and func not in _HARMLESS:
-            self._note(use_of(func, args, kwargs), found, out)
+        if names and func not in _HARMLESS:
+            self._note(use_of(func, args, kwargs), names, out)
         return out
 
-    def _note(self, use: Use | None, found: list[str], out: Any) -> None:
+    def _note(self, use: Use | None, names: list[str], out: Any) -> None:
         weight = None if use is None else self._names.get(id(use.weight))
         call = None if use is None or weight is None else use.call(out)
         if use is None or weight is None or call is None:
-            self.otherwise.update(found)
+            self.otherwise.update(names)
             return
         bias = self._names.get(id(use.bias))
-        self.otherwise.update(set(found) - {weight, bias})
-        if found.count(weight) > 1:
+        self.otherwise.update(set(names) - {weight, bias})
+        if names.count(weight) > 1:
             self.otherwise.add(weight)
         calls = self.calls.setdefault(weight, [])
         self.order.append(f"{weight}#{len(calls)}")

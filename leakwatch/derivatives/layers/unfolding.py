@@ -52,7 +52,7 @@ def spread(call: Call, delta: Tensor) -> Tensor:
         for i in range(2)
     ]
     ones = torch.eye(math.prod(size), dtype=delta.dtype, device=delta.device)
-    found = functional.conv_transpose2d(
+    pixels_to_kernel = functional.conv_transpose2d(
         delta.reshape(call.weight[0], 1, *call.made),
         ones.view(1, -1, *size),
         stride=call.stride,
@@ -60,4 +60,4 @@ def spread(call: Call, delta: Tensor) -> Tensor:
         output_padding=rest,
         dilation=call.dilation,
     )
-    return found.view(call.groups, -1, math.prod(size), math.prod(pixels))
+    return pixels_to_kernel.view(call.groups, -1, math.prod(size), math.prod(pixels))

@@ -65,7 +65,7 @@ class ConstantConvolution:
 
     def adjoint(self, delta: Tensor, a: Tensor) -> Tensor:
         """Wᵀδ, of the shape and memory format of a, whose numbers are not read."""
-        found: Tensor = torch.ops.aten.convolution_backward(
+        image: Tensor = torch.ops.aten.convolution_backward(
             delta,
             a,
             self.weight,
@@ -78,7 +78,7 @@ class ConstantConvolution:
             self.groups,
             (True, False, False),
         )[0]
-        return found
+        return image
 
 
 class _Forward(Function):

@@ -111,8 +111,8 @@ _spread: Callable[[Tensor, Tensor, tuple[Any, ...]], Tensor] = _Spread.apply
 def _where_positive(back: Tensor, out: Tensor) -> Tensor:
     if back.stride() != out.stride():
         back = torch.empty_like(out).copy_(back)
-    found: Tensor = _aten.threshold_backward(back, out, 0)
-    return found
+    masked: Tensor = _aten.threshold_backward(back, out, 0)
+    return masked
 
 
 def _lengths(
@@ -141,15 +141,15 @@ def _avg_pool2d(
     kernel, step, pad = (_pair(t) for t in (kernel_size, stride, padding))
     sizes = kernel, step, pad, ceil_mode, count_include_pad, divisor_override
     if input.ndim != 4 or not input.requires_grad:
-        found: Tensor = _aten.avg_pool2d(input, *sizes)
-        return found
+        plain: Tensor = _aten.avg_pool2d(input, *sizes)
+        return plain
     out: Tensor = _Pooled.apply(input, sizes)
     return out
 
 
 def _pair(t: Any) -> list[int]:
-    found = [t] if isinstance(t, int) else list(t)
-    return found * 2 if len(found) == 1 else found
+    numbers = [t] if isinstance(t, int) else list(t)
+    return numbers * 2 if len(numbers) == 1 else numbers
 
 
 _LEAN: dict[Any, Callable[..., Tensor]] = {

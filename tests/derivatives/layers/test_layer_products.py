@@ -1,4 +1,4 @@
-"""Products of layers for many attacks, against autograd on one after the other."""
+"""Products of layers for many rows, against autograd on one after the other."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leakwatch.attacks.matching.engines import LoopPath
+from leakwatch.attacks.matching.layerwise import LayerwisePath
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.layers.modules import known_layers
-from leakwatch.derivatives.layers.products import LayerProducts, Layout
+from leakwatch.derivatives.layers.products import (
+    RULES,
+    LayerProducts,
+    Layout,
+    Rule,
+    register,
+)
 from leakwatch.derivatives.runtime import evaluating
-from leakwatch.derivatives.safe_ops.pointwise import Lean
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -83,93 +90,69 @@ def test_convolutions(
     torch.testing.assert_close(along, by_attack + (bias * b).sum(1), **CLOSE)
 
 
-POOLS: dict[str, dict[str, Any]] = {
-    "halves": {"kernel_size": 2},
-    "thirds": {"kernel_size": 3},
-    "with a border": {"kernel_size": 2, "stride": 2, "padding": 1},
-    "a border that doesn't count": {
-        "kernel_size": 2,
-        "padding": 1,
-        "count_include_pad": False,
-    },
-    "overlapping": {"kernel_size": (3, 2), "stride": (2, 1)},
-    "rounded up": {"kernel_size": 2, "ceil_mode": True},
-    "with a divisor": {"kernel_size": 2, "divisor_override": 3},
-}
+class Gain(nn.Module):
+    """A layer of one's own."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features) + 0.5)
+        self.bias = nn.Parameter(torch.zeros(features))
+
+    def forward(self, a: Tensor) -> Tensor:
+        return a * self.weight + self.bias
 
 
-def second_derivatives(forward: Any, x: Tensor, c: Tensor, u: Tensor) -> list[Tensor]:
-    """Value, ∂⟨c, f⟩ and ∂⟨u, ∂⟨c(x), f⟩⟩, where c depends on f."""
-    x = x.clone().requires_grad_()
-    out = forward(x)
-    (first,) = torch.autograd.grad((c * out.sin()).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad((u * first).sum(), x)
-    return [out.detach(), first.detach(), second]
+class GainProducts(LayerProducts):
+    def weight_grad(self, a: Tensor, d: Tensor) -> Tensor:
+        return (a * d).sum(1)
+
+    def bias_grad(self, d: Tensor) -> Tensor:
+        return d.sum(1)
+
+    def input_adjoint(self, w: Tensor, d: Tensor, like: Tensor) -> Tensor:
+        return (d * w[:, None]).view(like.shape)
+
+    def output_adjoint(
+        self, w: Tensor, b: Tensor | None, a: Tensor, like: Tensor
+    ) -> Tensor:
+        out = a * w[:, None]
+        return (out if b is None else out + b[:, None]).view(like.shape)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("size", [(12, 12), (7, 9)])
-@pytest.mark.parametrize("name", POOLS)
-def test_pools_have_torch_s_derivatives(
-    name: str, size: tuple[int, int], layout: torch.memory_format
+def test_one_rule_serves_attacks_on_gradients_and_on_updates(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(RULES, Gain, lambda layer: Rule(GainProducts()))
     torch.manual_seed(0)
-    x, u = torch.randn(2, 2, 3, *size, dtype=torch.float64)
-    x = x.contiguous(memory_format=layout)
-    pool = nn.AvgPool2d(**POOLS[name])
-    c = torch.randn_like(pool(x)).contiguous()
-
-    def lean(t: Tensor) -> Tensor:
-        with Lean():
-            out: Tensor = pool(t)
-        return out
-
-    assert type(lean(x.requires_grad_()).grad_fn).__name__ == "_PooledBackward"
-    x = x.detach()
-    found = second_derivatives(lean, x, c, u)
-    for a, b in zip(found, second_derivatives(pool, x, c, u), strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
-
-
-@pytest.mark.parametrize(
-    "forward",
-    [
-        torch.relu,
-        Tensor.relu,
-        F.relu,
-        nn.ReLU(),
-    ],
-)
-def test_relus_have_torch_s_derivatives(forward: Any) -> None:
-    torch.manual_seed(0)
-    x, c, u = torch.randn(3, 2, 3, 4, 5, dtype=torch.float64)
-    x[0, 0] = 0.0  # a kink
-
-    def lean(t: Tensor) -> Tensor:
-        with Lean():
-            out: Tensor = forward(t)
-        return out
-
-    assert type(lean(x.requires_grad_()).grad_fn).__name__ == "_ReluBackward"
-    x = x.detach()
-    # The derivative arrives in another memory format.
-    c = c.contiguous(memory_format=torch.channels_last)
-    found = second_derivatives(lean, x, c, u)
-    expected = second_derivatives(forward, x, c, u)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Gain(4), nn.Linear(4, 3)).double()
+    gradients = GradientMap(net, dtype=torch.float64)
+    loss = gradients.loss_under(gradients.criterion)
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    y = torch.randint(3, (2, 3))
+    one = torch.ones(2, dtype=torch.float64)
+    with evaluating(loss, "cpu", torch.float64, substitutes=False) as at:
+        w = torch.cat([p.flatten() for p in at.shared.values()])
+        w = w + 0.1 * torch.randn(2, len(w), dtype=torch.float64)
+        c, v = torch.randn(2, *w.shape, dtype=torch.float64)
+        loop, path = LoopPath(loss, at), LayerwisePath(loss, at, "contiguous")
+        graph = path.graph(x, y, one, False)
+        each = [loop.graph(x[i : i + 1], y[i : i + 1], one, False) for i in range(2)]
+        torch.testing.assert_close(
+            path.restore(graph.flat), torch.cat([g.flat for g in each]), **CLOSE
+        )
+        torch.testing.assert_close(
+            graph.pull(path.arrange(c)).images,
+            torch.cat([g.pull(c[i : i + 1]).images for i, g in enumerate(each)]),
+            **CLOSE,
+        )
+        graphs = [p.graph_at(w, x, y) for p in (LayerwisePath(loss, at, None), loop)]
+        torch.testing.assert_close(graphs[0].flat, graphs[1].flat, **CLOSE)
+        ours, theirs = (g.pull(c, along=v, weights=True) for g in graphs)
+        torch.testing.assert_close(ours.images, theirs.images, **CLOSE)
+        torch.testing.assert_close(ours.weights, theirs.weights, **CLOSE)
+        torch.testing.assert_close(ours.slope, theirs.slope, **CLOSE)
 
 
-def test_a_relu_that_writes_in_place_still_does() -> None:
-    x = torch.randn(5)
-    with Lean():
-        out = F.relu(x, inplace=True)
-    assert out is x
-    assert float(x.min()) >= 0
-
-
-def test_a_single_image_is_pooled_as_before() -> None:
-    x = torch.rand(3, 4, 4, requires_grad=True)
-    with Lean():
-        found = F.avg_pool2d(x, 2)
-    torch.testing.assert_close(found, F.avg_pool2d(x, 2), rtol=0, atol=0)
+def test_a_type_has_one_rule() -> None:
+    with pytest.raises(ValueError, match="Linear has a rule already"):
+        register(nn.Linear, lambda layer: None)
