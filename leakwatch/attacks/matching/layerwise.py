@@ -14,7 +14,7 @@ and each layer is a :class:`Node` with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast, final
 
@@ -150,6 +150,7 @@ class LayerwisePath:
         self.layers = known_layers(loss, at, layout)
         check_every_layer_known(self.layers, at)
         self._loss = loss
+        self._own_weights = layout is None
         self._layout: Layout = "channels_last" if layout is None else layout
         self._buffers = [name for name, _ in loss.named_buffers()]
         self._written: set[int] = set()
@@ -222,7 +223,8 @@ class LayerwisePath:
             with (
                 watched_norms(self._loss if features else None) as seen,
                 self._recording(placed, calls),
-                Lean(),
+                # With weights of their own, layers leave most of the time to others.
+                Lean() if self._own_weights else nullcontext(),
                 Substitutes(),
             ):
                 losses = self._losses(batch, labels)
@@ -233,7 +235,7 @@ class LayerwisePath:
             # Something wrote into what was recorded: from now on it gets a copy.
             self._written |= written
         # Also where a checkpointed part of the forward runs again.
-        with Lean(), Substitutes():
+        with Substitutes():
             deltas = torch.autograd.grad(
                 total,
                 [call.out for call in calls],
@@ -562,7 +564,7 @@ class Received:
         """What the inputs receive."""
         if not self._outputs:
             return list(map(torch.zeros_like, inputs))
-        with Lean(), Substitutes():
+        with Substitutes():
             return list(
                 torch.autograd.grad(
                     self._outputs,
