@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from leakwatch.derivatives.gram.conv_factors import ConvFactors, Sum, Workspace
 from leakwatch.derivatives.gram.forms import Rows
-from leakwatch.derivatives.gram.tangents import Parts
+from leakwatch.derivatives.gram.sources import LayersApart, WholeJacobian
 from leakwatch.derivatives.runtime.chunking import in_chunks, out_of_memory, release
 from leakwatch.spectrum import lanczos
 
@@ -25,28 +25,7 @@ _WIDE_BYTES = 512 * 2**20
 _TOL = 1e-10
 
 
-class Source(Protocol):
-    """Where tangents come from.
-
-    Attributes:
-        parts: all layers.
-    """
-
-    parts: Sequence[Rows | ConvFactors]
-
-    def tangents(
-        self, directions: Tensor, keys: frozenset[str], names: frozenset[str]
-    ) -> tuple[Parts, Tensor | None]:
-        """Tangents along k directions, and how Δ is combined from known ones.
-
-        Args:
-            directions: ``(k, *shape of x)``.
-            keys: calls whose inputs are of interest.
-            names: parameters of interest that are not taken apart.
-        """
-
-    def chunk(self, keys: frozenset[str], names: frozenset[str]) -> int:
-        """How many directions at once."""
+Source: TypeAlias = LayersApart | WholeJacobian
 
 
 @final

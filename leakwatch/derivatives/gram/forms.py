@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -33,19 +33,6 @@ Form: TypeAlias = Literal["plain", "isometric", "ranged", "factors"]
 _BLOCK = 2**23
 # H is symmetric, so 4/7 of its entries are formed.
 _FORMED = 4 / 7
-
-
-class Columns(Protocol):
-    """Coordinates of Ġ.
-
-    Attributes:
-        gradient: the gradient in the same coordinates, ``(width,)``.
-    """
-
-    gradient: Tensor
-
-    def of_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The part δᵀA, ``(k, width)``, from k tangents of a for each call."""
 
 
 @final
@@ -237,7 +224,7 @@ class Rows:
     """
 
     layer: Layer | str
-    columns: Columns | None
+    columns: Plain | Isometric | Ranged | None
     gradient: Tensor
     moved: Tensor | None = None
 
@@ -272,7 +259,7 @@ class Rows:
         )
         if shares is not None and self.moved is not None:
             return coordinates.addmm_(shares, self.moved)
-        if not isinstance(self.columns, Plain | Isometric):
+        if isinstance(self.columns, Ranged):
             raise TypeError(f"{self.layer.weight} needs the known Δ")
         part = self.columns.of_deltas([tangents.deltas[k] for k in self.layer.keys])
         coordinates[:, : part.shape[1]] += part

@@ -27,7 +27,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from leakwatch.derivatives.gradient_map import GradientMap
-from leakwatch.derivatives.gram.assembly import assemble
+from leakwatch.derivatives.gram.assembly import Source, assemble
 from leakwatch.derivatives.gram.conv_factors import Workspace
 from leakwatch.derivatives.gram.sources import (
     LayersApart,
@@ -193,7 +193,7 @@ class _Job:
         it.gradients.note(_WHOLE)
         return None
 
-    def result(self, source: LayersApart | WholeJacobian) -> Gram:
+    def result(self, source: Source) -> Gram:
         """H and what goes with it from all parts of a source."""
         sums = assemble(
             source,
