@@ -40,6 +40,8 @@ from leakwatch.cli.trade_training import accuracy_on
 from leakwatch.defenses import (
     Basis,
     Budget,
+    Coefficients,
+    Covariance,
     Defense,
     Deflation,
     EigenNoise,
@@ -53,7 +55,6 @@ from leakwatch.defenses import (
     Smallest,
     Waterfill,
 )
-from leakwatch.defenses.covariance import Coefficients, Covariance
 from leakwatch.defenses.eigen.basis import Directions
 from leakwatch.derivatives import GradientMap
 

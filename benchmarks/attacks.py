@@ -25,8 +25,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from leakwatch.attacks import PixelScale, SharedGradient, Start
-from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks import FirstOrder, PixelScale, SharedGradient, Start
 from leakwatch.attacks.matching.objective import MatchingProblem
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.derivatives import GradientMap

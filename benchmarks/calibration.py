@@ -31,8 +31,7 @@ from networks import RECIPES, Data, load, network
 from torch import Tensor, nn
 
 from leakwatch import score
-from leakwatch.attacks import PixelScale, SharedGradient, Start
-from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.derivatives import GradientMap
 
 VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)

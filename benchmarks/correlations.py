@@ -24,7 +24,7 @@ from networks import load, network
 from torch import Tensor
 
 import leakwatch
-from leakwatch.attacks.api import attack
+from leakwatch.attacks import attack
 from leakwatch.quality import quality
 from leakwatch.reporting.statistics.correlation import spearman
 from leakwatch.reporting.statistics.correlation_table import (

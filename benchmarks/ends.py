@@ -17,8 +17,8 @@ import time
 import torch
 from torch import Tensor, nn
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.models import build_model, initialize
 from leakwatch.scores import score
 from leakwatch.spectrum import as_factor, damped, ends, exact, quadrature

@@ -29,10 +29,15 @@ from torch import Tensor, nn
 from torchvision.datasets import CIFAR10
 from torchvision.utils import save_image
 
-from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.attacks.base import Attack
-from leakwatch.attacks.generators.ci_net import CINetAttack
-from leakwatch.attacks.generators.gias import GIASAttack
+from leakwatch.attacks import (
+    Attack,
+    CINetAttack,
+    GIASAttack,
+    PixelScale,
+    Reconstruction,
+    SharedGradient,
+    Start,
+)
 from leakwatch.attacks.presets import INVERTING_GRADIENTS
 from leakwatch.datamodules import MNISTSample
 from leakwatch.derivatives import GradientMap

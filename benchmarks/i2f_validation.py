@@ -28,8 +28,7 @@ from correlations import baselines
 from networks import RECIPES, load, network
 
 import leakwatch
-from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
-from leakwatch.attacks.base import Attack
+from leakwatch.attacks import Attack, GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.attacks.presets import get
 from leakwatch.derivatives import GradientMap
 from leakwatch.models import build_model, initialize

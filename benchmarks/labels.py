@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.datasets import MNIST
 
-from leakwatch.attacks.labels.infer import LabelMethod, infer_labels, label_accuracy
-from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks import SharedGradient, infer_labels
+from leakwatch.attacks.labels.infer import LabelMethod, label_accuracy
 from leakwatch.derivatives import GradientMap
 from leakwatch.models import LeNet, initialize
 

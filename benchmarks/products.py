@@ -21,8 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.models import build_model, initialize
 
 NETWORKS: dict[str, tuple[str, int, int, dict[str, object]]] = {

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torchvision.utils import save_image
 
 import leakwatch
-from leakwatch.attacks import presets
+from leakwatch.attacks import GaussNewton, presets
 from leakwatch.attacks.combined import Combined
-from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.models import build_model, initialize
 from leakwatch.quality import quality
 

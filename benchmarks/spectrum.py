@@ -38,10 +38,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakwatch import score
+from leakwatch import GradientJacobian, score
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.gram import columns_stored, gram
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.models import LeNet, build_model, initialize
 from leakwatch.spectrum import exact, lanczos
 

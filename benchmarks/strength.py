@@ -25,10 +25,16 @@ import torch
 from networks import RECIPES, Data, load, network
 from torch import Tensor
 
-from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start, presets
-from leakwatch.attacks.base import Attack
+from leakwatch.attacks import (
+    Attack,
+    FirstOrder,
+    PixelScale,
+    Reconstruction,
+    SharedGradient,
+    Start,
+    presets,
+)
 from leakwatch.attacks.combined import Combined
-from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.derivatives import GradientMap
 
 _TRIAL_STEPS = 20

@@ -30,8 +30,7 @@ import leakwatch
 from leakwatch.attacks import PixelScale, Start, SurrogateAttack
 from leakwatch.derivatives import GradientMap
 from leakwatch.federated import client_updates, train_client
-from leakwatch.quality import quality
-from leakwatch.quality.assignment import align
+from leakwatch.quality import align, quality
 from leakwatch.reporting.statistics.correlation import spearman
 
 SCORES = (

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from leakwatch import WeightUpdate
 from leakwatch.attacks import (
     PixelScale,
     SimulationAttack,
@@ -52,8 +53,7 @@ from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap
 from leakwatch.federated import LocalTraining, client_updates, train_client
 from leakwatch.models import FEMNISTCNN, MLP, SMELeNet
-from leakwatch.quality.assignment import align
-from leakwatch.weight_update import WeightUpdate
+from leakwatch.quality import align
 
 MEAN, STD = [0.1307], [0.3081]
 PIXELS = PixelScale(MEAN, STD)

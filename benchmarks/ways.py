@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap, autodiff
 from leakwatch.derivatives.gram import gram as grams
 from leakwatch.derivatives.gram import sources
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.models import build_model
 
 NETWORKS: dict[str, tuple[str, int, int, dict[str, object]]] = {

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from leakwatch.weight_update import LocalTraining, WeightUpdate, search_segment
+from leakwatch import LocalTraining, WeightUpdate
+from leakwatch.weight_update import search_segment
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,13 @@ from cases import CASES
 from torch import Tensor, nn
 
 from attacks.problems import plain_gradient
-from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
-from leakwatch.attacks.first_order import FirstOrder
+from leakwatch.attacks import (
+    FirstOrder,
+    PixelScale,
+    Reconstruction,
+    SharedGradient,
+    Start,
+)
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.derivatives import GradientMap
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakwatch.attacks import PixelScale, SharedGradient, Start
-from leakwatch.attacks.api import attack
+from leakwatch.attacks import PixelScale, SharedGradient, Start, attack
 from leakwatch.attacks.matching.distances import available, get
 from leakwatch.attacks.verdict import (
     MATCHED,

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 import leakwatch.attacks
-from leakwatch.attacks.api import attack
-from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.presets import Preset, available, get, register
-from leakwatch.attacks.start import Start
+from leakwatch.attacks import FirstOrder, Preset, Start, attack
+from leakwatch.attacks.presets import available, get, register
 
 
 def net(channels: int = 1) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from leakwatch.weight_update import LocalTraining, WeightUpdate
+from leakwatch import LocalTraining, WeightUpdate
 
 
 def flat(module: nn.Module) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from monitor_cases import CLASSES, Tiny, Watcher, dataset, fit, rows_of, streams
 from torch import Tensor
 
+from leakwatch import Status
 from leakwatch.attacks import PixelScale, Reconstruction, SharedGradient, Start
 from leakwatch.callbacks import InversionAudit, LeakageMonitor
 from leakwatch.callbacks._audit.plan import chosen
@@ -22,7 +23,7 @@ from leakwatch.derivatives import GradientMap
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
 from leakwatch.reporting.statistics.correlation import spearman
-from leakwatch.status import OK, Status
+from leakwatch.status import OK
 
 
 @dataclass

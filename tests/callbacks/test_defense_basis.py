@@ -13,6 +13,7 @@ from monitor_cases import Tiny, dataset, fit, flat, loader
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
+from leakwatch import GradientJacobian
 from leakwatch.callbacks import GradientDefense
 from leakwatch.callbacks._defense.basis_cache import BasisMemory
 from leakwatch.defenses import (
@@ -31,7 +32,6 @@ from leakwatch.defenses import (
 from leakwatch.defenses.covariance import standard
 from leakwatch.defenses.eigen.basis import Directions
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 
 MIB = 2**20
 SIZE = 16

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 import leakwatch.callbacks._audit.updates as auditing
+from leakwatch import Status, WeightUpdate
 from leakwatch.attacks import PixelScale, Start, UpdateReconstruction
 from leakwatch.callbacks import UpdateAudit
 from leakwatch.datamodules import ArrayDataModule, ClientsDataModule
@@ -25,8 +26,7 @@ from leakwatch.federated import client_updates
 from leakwatch.models import FedAvgModule
 from leakwatch.reporting import RiskLedger, Row
 from leakwatch.scores import score_update
-from leakwatch.status import OK, Status
-from leakwatch.weight_update import WeightUpdate
+from leakwatch.status import OK
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",

@@ -5,8 +5,8 @@ import torch
 from score_problems import CASES, Case, Problem, solved
 from torch import Tensor
 
-from leakwatch.attacks import PixelScale, SharedGradient, Start
-from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch import GradientJacobian
+from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.defenses import (
     DPSGD,
     Budget,
@@ -31,7 +31,6 @@ from leakwatch.defenses import (
     predicted_errors,
 )
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 
 
 def maps(size: int) -> list[LinearMap]:

@@ -9,12 +9,11 @@ from score_problems import Oracle, Problem
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakwatch import score
+from leakwatch import GradientJacobian, score
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.defenses import Mixing, MixUp, Samples, observed
 from leakwatch.defenses.mixing import estimate
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 
 
 def mixing_of(mixup: MixUp, samples: Samples) -> Mixing:

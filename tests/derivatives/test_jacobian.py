@@ -5,8 +5,8 @@ import torch
 from cases import CASES, Case, dense_jacobian, mlp, relative
 from torch.nn import functional as F
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.spectrum import SymmetricOperator, exact
 
 BY_NAME = {case.name: case for case in CASES}

@@ -6,9 +6,9 @@ from cases import relative
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leakwatch import GradientJacobian, cross_entropy
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
-from leakwatch.derivatives.losses import classification_criterion, cross_entropy
+from leakwatch.derivatives.losses import classification_criterion
 
 LOSSES = [1.0, 1e-1, 1e-3, 1e-5, 1e-7, 1e-10, 1e-15, 1e-20]
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from leakwatch import GradientMap
-from leakwatch.derivatives.losses import cross_entropy
+from leakwatch import GradientMap, cross_entropy
 from leakwatch.federated import (
     LocalTraining,
     client_updates,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.derivatives.losses import cross_entropy
+from leakwatch import cross_entropy
 from leakwatch.federated import (
     FederatedAveraging,
     LocalTraining,

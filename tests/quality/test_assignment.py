@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from leakwatch.quality import align, assign, best_constant, mean_image
-from leakwatch.quality.metrics import METRICS
+from leakwatch.quality import METRICS, align, assign, best_constant, mean_image
 
 
 def generator(seed: int) -> torch.Generator:

@@ -14,11 +14,12 @@ from leakwatch.scores import (
     ScoreInputs,
     ScoreResult,
     Scoring,
+    Settings,
     available,
     resolve,
     score,
 )
-from leakwatch.scores.settings import UNIFORM_STD, Settings
+from leakwatch.scores.settings import UNIFORM_STD
 from leakwatch.status import STATUS_WORDS
 
 ALL = available()

@@ -11,10 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leakwatch
-from leakwatch.attacks import GradientTask, Reconstruction, SharedGradient, Start
+from leakwatch.attacks import (
+    FirstOrder,
+    GaussNewton,
+    GradientTask,
+    Reconstruction,
+    SharedGradient,
+    Start,
+)
 from leakwatch.attacks.combined import Combined
-from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.gauss_newton.attack import GaussNewton, Waves
+from leakwatch.attacks.gauss_newton.attack import Waves
 from leakwatch.attacks.verdict import mismatch
 from leakwatch.derivatives import GradientMap
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch.attacks import PixelScale, SharedGradient
 from leakwatch.attacks.generators.search import Phase, search
 from leakwatch.attacks.generators.search_space import (
     GeneratorWeights,
@@ -18,8 +19,6 @@ from leakwatch.attacks.generators.search_space import (
 )
 from leakwatch.attacks.generators.stacked_modules import ModuleCopies
 from leakwatch.attacks.matching.objective import MatchingProblem
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.derivatives import GradientMap
 
 SHAPE = (1, 4, 4)

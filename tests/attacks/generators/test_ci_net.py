@@ -6,17 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch.attacks import (
+    CINetAttack,
+    PixelScale,
+    Reconstruction,
+    SharedGradient,
+    Start,
+)
 from leakwatch.attacks.generators.ci_generator import (
     CINet,
     choose_width,
     enclosing_side,
     parameter_count,
 )
-from leakwatch.attacks.generators.ci_net import CINetAttack
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start
 from leakwatch.derivatives import GradientMap
 
 GREY = PixelScale(mean=[0.5], std=[0.5])

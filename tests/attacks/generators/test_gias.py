@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.attacks.generators.gias import GIASAttack
-from leakwatch.attacks.pixels import PixelScale
-from leakwatch.attacks.result import Reconstruction
-from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.start import Start
+from leakwatch.attacks import (
+    GIASAttack,
+    PixelScale,
+    Reconstruction,
+    SharedGradient,
+    Start,
+)
 from leakwatch.derivatives import GradientMap
 
 PIXELS = PixelScale(mean=[0.5], std=[0.25])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch.attacks import SharedGradient, infer_labels
 from leakwatch.attacks.labels.counts import count_labels, present_classes
-from leakwatch.attacks.labels.infer import infer_labels, label_accuracy
+from leakwatch.attacks.labels.infer import label_accuracy
 from leakwatch.attacks.labels.last_layer import find_head
-from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 
 CLASSES = 6

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.problems import plain_gradient, plain_objective
+from leakwatch.attacks import SharedGradient
 from leakwatch.attacks.matching.objective import MatchingProblem, PathName
 from leakwatch.attacks.matching.priors import total_variation
-from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.runtime import UnsupportedModuleError
+from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 
 BY_NAME = {case.name: case for case in CASES}
 DISTANCES = ("l2", "cosine", "l1")

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from leakwatch import score_update
 from leakwatch.attacks.matching.selection import UpdatePathName, opened
-from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.runtime import UnsupportedModuleError
+from leakwatch.derivatives import GradientMap, UnsupportedModuleError
 from leakwatch.federated import (
     LocalTraining,
     client_updates,

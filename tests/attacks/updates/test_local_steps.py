@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from leakwatch import LocalTraining
 from leakwatch.attacks.matching.selection import UpdatePathName, opened
 from leakwatch.attacks.updates.local_steps import LocalSteps, batches, segment_for
 from leakwatch.derivatives import GradientMap
-from leakwatch.weight_update import LocalTraining
 
 from ..update_problems import clients, flat, named, small_cnn, trained
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from leakwatch import WeightUpdate
 from leakwatch.attacks.matching import distances
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.matching.selection import opened
@@ -19,7 +20,6 @@ from leakwatch.attacks.updates.match import LayeredMatch
 from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap
 from leakwatch.models import FEMNISTCNN, SMELeNet
-from leakwatch.weight_update import WeightUpdate
 
 from ..matching.test_update_paths import Frozen, Residual, batch_normed
 from ..update_problems import cosine_distance, flat, gradient

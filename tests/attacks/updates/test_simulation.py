@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leakwatch import LocalTraining, WeightUpdate
 from leakwatch.attacks import PixelScale, SimulationAttack, Start, attack_update
 from leakwatch.attacks.matching.selection import opened
 from leakwatch.attacks.updates.priors import (
@@ -21,8 +22,7 @@ from leakwatch.attacks.updates.priors import (
 from leakwatch.attacks.updates.simulation import SimulationObjective, spread_labels
 from leakwatch.attacks.updates.simulation_cost import SimulationCost
 from leakwatch.derivatives import GradientMap
-from leakwatch.quality.assignment import align
-from leakwatch.weight_update import LocalTraining, WeightUpdate
+from leakwatch.quality import align
 
 from ..update_problems import clients, cosine_distance, flat, small_cnn, update_of
 from .test_local_steps import unrolled

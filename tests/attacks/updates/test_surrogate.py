@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch import LocalTraining, WeightUpdate
 from leakwatch.attacks import (
     FirstOrder,
     PixelScale,
@@ -21,8 +22,7 @@ from leakwatch.attacks.matching.selection import UpdatePathName, opened
 from leakwatch.attacks.updates import presets
 from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap
-from leakwatch.quality.assignment import align
-from leakwatch.weight_update import LocalTraining, WeightUpdate
+from leakwatch.quality import align
 
 from ..update_problems import (
     clients,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks import observing
 
 
 class Busy(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from score_problems import Problem
 
 from leakwatch.defenses import (
+    Budget,
     EigenNoise,
     Proportional,
     RowNorms,
@@ -16,7 +17,6 @@ from leakwatch.defenses import (
     Waterfill,
     row_norms,
 )
-from leakwatch.defenses.budget import Budget
 
 LAMBDAS = torch.tensor([[9.0, 4.0, 1.0, 0.25, 0.0], [8.0, 6.0, 5.0, 2.0, 1.0]]).double()
 RESOLVED = LAMBDAS > 0

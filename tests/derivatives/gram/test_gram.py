@@ -8,12 +8,12 @@ import torch
 from cases import CASES, dense_jacobian, mlp, relative
 from torch import Tensor, nn
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.conv_factors import Workspace
 from leakwatch.derivatives.gram.forms import Isometric
 from leakwatch.derivatives.gram.gram import columns_stored, gram
 from leakwatch.derivatives.gram.tangents import Taps
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.derivatives.layers import taps as layers
 
 BY_NAME = {case.name: case for case in CASES}

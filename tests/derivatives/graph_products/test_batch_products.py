@@ -13,12 +13,12 @@ from cases import CASES, CLASSES, Case, dense_jacobian, function, relative
 from layer_kinds import KINDS, network
 from torch import Tensor, nn
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.autodiff import pulled_by_reverse
 from leakwatch.derivatives.graph_products import batch_products
 from leakwatch.derivatives.graph_products.batch_products import BatchProducts
 from leakwatch.derivatives.graph_products.recorded_graph import Recorded
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.derivatives.layers import bilinear
 from leakwatch.derivatives.layers.bilinear import Bilinear
 

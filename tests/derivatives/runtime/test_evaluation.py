@@ -12,9 +12,8 @@ from cases import CASES, Case, lenet, mlp, relative
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leakwatch.derivatives import GradientMap, UnsupportedModuleError
+from leakwatch.derivatives import GradientMap, UnsupportedModuleError, underlying
 from leakwatch.derivatives.gram.gram import gram
-from leakwatch.derivatives.runtime import underlying
 
 BY_NAME = {case.name: case for case in CASES}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives import Weights
 from leakwatch.derivatives.verification.rounding import Rounding
 
 W = torch.tensor([0.5, -1.5, 2.0], dtype=torch.float64)

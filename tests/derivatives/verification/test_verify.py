@@ -11,8 +11,8 @@ from cases import CASES, Function, NewStyle, dense_jacobian, mlp, relative
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
-from leakwatch.derivatives.jacobian import GradientJacobian
 
 BY_NAME = {case.name: case for case in CASES}
 X, Y = BY_NAME["mlp"].data(2)

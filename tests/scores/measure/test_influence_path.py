@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.nn.functional import cross_entropy
 
-from leakwatch import score
+from leakwatch import GradientJacobian, score
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.scores import Settings
 from leakwatch.scores.measure.influence_path import follow
-from leakwatch.scores.settings import Settings
 
 NOISE, PRIOR = 0.03, 0.3
 MEAN, STD = [0.4], [0.5]

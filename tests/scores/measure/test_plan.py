@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch import GradientJacobian
 from leakwatch.scores import available, score
 
 Small = tuple[nn.Module, Tensor, Tensor]

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakwatch import score
+from leakwatch import GradientJacobian, score
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores.measure.sample_spectrum import Precision
 
 BLIND = ["lavp_l2_min", "lavp_cos_min", "lavp_fusion", "i2f", "i2f_psnr"]

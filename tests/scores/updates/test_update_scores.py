@@ -15,14 +15,13 @@ from score_problems import CASES, Oracle
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from leakwatch import GradientJacobian, WeightUpdate
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores import UpdateScores, score_update
 from leakwatch.scores.settings import UNIFORM_STD
 from leakwatch.scores.updates import evaluate
 from leakwatch.scores.updates.joint import JointJacobian, joint_errors
 from leakwatch.scores.updates.surrogate import Surrogate
-from leakwatch.weight_update import WeightUpdate
 
 TIGHT = {"rtol": 1e-7, "atol": 0.0}
 N = 2

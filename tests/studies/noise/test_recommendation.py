@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import leakwatch
+from leakwatch import Status
 from leakwatch.scores import Settings, Value
-from leakwatch.status import OK, Status
-from leakwatch.studies.noise.check import Check, CheckAttack
+from leakwatch.status import OK
+from leakwatch.studies import Check
+from leakwatch.studies.noise.check import CheckAttack
 from leakwatch.studies.noise.required import enough
 from leakwatch.studies.noise.spectra import NoiseResponse
 from studies.problems import network, samples

@@ -9,10 +9,12 @@ from scipy.optimize import brentq
 from scipy.stats import ttest_ind
 
 import leakwatch
+from leakwatch import Status
 from leakwatch.scores import Settings, Value
-from leakwatch.status import OK, Status
+from leakwatch.status import OK
+from leakwatch.studies import SampleRisk, Unfairness
 from leakwatch.studies.noise.spectra import NoiseResponse
-from leakwatch.studies.noise.unequal_protection import SampleRisk, Unfairness, _classes
+from leakwatch.studies.noise.unequal_protection import _classes
 from studies.problems import eigenvalues, network, samples
 
 R2 = 1 / 12

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch import Status
 from leakwatch.defenses import Defense, MixUp, Samples
 from leakwatch.derivatives import GradientMap
-from leakwatch.status import OK, Status
-from leakwatch.studies import Applied, TradeOff, trade_off
+from leakwatch.status import OK
+from leakwatch.studies import Applied, Outcome, TradeOff, trade_off
 from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.attackers import plain, share
 from leakwatch.studies.trade_offs.grid import named_mixtures
-from leakwatch.studies.trade_offs.outcomes import Outcome
 from studies.problems import FAST, attack_of, network, samples
 
 ALL = ("naive", "estimating", "adaptive")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakwatch import Status
 from leakwatch.attacks import FirstOrder
 from leakwatch.defenses import (
     DPSGD,
@@ -27,12 +28,19 @@ from leakwatch.defenses import (
     registered_defenses,
 )
 from leakwatch.derivatives import GradientMap
-from leakwatch.status import OK, Status
-from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff, trade_off
+from leakwatch.status import OK
+from leakwatch.studies import (
+    Applied,
+    Attacked,
+    Cell,
+    Outcome,
+    TradeOff,
+    TradeOffRow,
+    trade_off,
+)
 from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.attackers import informed, reimagined, share
 from leakwatch.studies.trade_offs.grid import named_budgets, named_defenses
-from leakwatch.studies.trade_offs.rows import TradeOffRow
 from studies.problems import FAST, attack_of, network, samples
 
 GRID: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leakwatch.status import Status
+from leakwatch import Status
 from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff
 from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.outcomes import ATTACKERS, Attacker
