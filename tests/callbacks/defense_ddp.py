@@ -1,11 +1,8 @@
-"""What test_defense_ddp.py runs in two processes: python defense_ddp.py FOLDER."""
+"""Defended trainings in two processes."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +37,8 @@ def go(folder: Path, defense: GradientDefense, steps: int = STEPS) -> Known:
     return module
 
 
-def main(folder: Path) -> None:
-    warnings.filterwarnings("ignore")
+def defended(folder: Path) -> dict[str, Any]:
+    """What was consumed, and how two wrong defenses were refused."""
     rank = int(os.environ["RANK"])
     noise = GaussianNoise(Budget(STD, "std"))
     watched = GradientDefense(noise)
@@ -59,8 +56,4 @@ def main(folder: Path) -> None:
             go(folder, wrong, steps=1)
         except RuntimeError as error:
             found[name] = str(error)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return found

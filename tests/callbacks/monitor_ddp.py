@@ -1,10 +1,8 @@
-"""What test_monitor_ddp.py runs in two processes: python monitor_ddp.py FOLDER."""
+"""Monitored trainings whose record and weights no number of processes changes."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -134,15 +132,3 @@ def broken(folder: Path, processes: int) -> dict[str, Any]:
 CASES = {
     case.__name__: case for case in (plain, double, single, one_probe, resumed, broken)
 }
-
-
-def main(folder: Path, processes: int) -> None:
-    warnings.filterwarnings("ignore")
-    for name, case in CASES.items():
-        found = case(folder / name, processes)
-        rank = torch.distributed.get_rank() if processes > 1 else 0
-        (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), 2)

@@ -33,14 +33,16 @@ from leakwatch.defenses import (
 )
 
 ASKED = 0.3
-# And the steps after which their mean size says something.
-ALLOCATIONS: tuple[tuple[Allocation, int], ...] = (
-    (Smallest(8), 25),
-    (Proportional(), 40),
-    (Waterfill(0.6), 40),
-    (RowNorms(probes=4), 12),
-    (InputSpace(5.0), 4),
-)
+SMALLEST, PROPORTIONAL, WATERFILL = Smallest(8), Proportional(), Waterfill(0.6)
+ROW_NORMS, INPUT_SPACE = RowNorms(probes=4), InputSpace(5.0)
+# After which the mean size of the noise says something.
+STEPS: dict[Allocation, int] = {
+    SMALLEST: 25,
+    PROPORTIONAL: 40,
+    WATERFILL: 40,
+    ROW_NORMS: 12,
+    INPUT_SPACE: 4,
+}
 
 
 class Normalised(Tiny):
@@ -91,17 +93,22 @@ def run(
     return module.recording.consumed, watched
 
 
+# Over several micro-batches, one for each way to find bases: kept, estimated, own.
 @pytest.mark.parametrize(
-    ("allocation", "steps"), ALLOCATIONS, ids=[a.name for a, _ in ALLOCATIONS]
+    ("allocation", "accumulated", "clip"),
+    [
+        *((allocation, 1, 0.1) for allocation in STEPS),
+        *((allocation, 4, None) for allocation in (SMALLEST, ROW_NORMS, INPUT_SPACE)),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-@pytest.mark.parametrize(("accumulated", "clip"), [(1, 0.1), (4, None)])
 def test_the_size_is_the_one_asked_for_beside_what_is_consumed(
     allocation: Allocation,
-    steps: int,
     accumulated: int,
     clip: float | None,
     tmp_path: Path,
 ) -> None:
+    steps = STEPS[allocation]
     bases = {"refresh_every": 2 * steps} if allocation.name != "diagonal" else {}
     # Signs: the size varies only as far as noise of different samples overlaps.
     noise = EigenNoise(Budget(ASKED), allocation, "sign")

@@ -1,4 +1,4 @@
-"""Two processes on a CPU see what one sees."""
+"""Two processes on a CPU see what one sees, and consume one defended gradient."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from typing import Any
 
 import monitor_ddp
 import pytest
+import torch
+from defense_cases import SIZE, inputs
+from defense_ddp import STD, STEPS
 
 _PATIENCE = 240  # seconds; it takes about 20
 Results = dict[str, list[dict[str, Any]]]
+Defended = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Case to what each of two processes found, started as torchrun starts them."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes, started as torchrun starts them, wrote what they found."""
     folder = tmp_path_factory.mktemp("two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     here = Path(__file__).parent
     paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    processes = []
-    for rank in (0, 1):
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "TORCHELASTIC_RUN_ID": "leakwatch",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(here / "monitor_ddp.py"), str(folder)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    shared = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "leakwatch",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(here / "two_processes.py"), str(folder)],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        for rank in (0, 1)
+    ]
     try:
         output = [process.communicate(timeout=_PATIENCE)[0] for process in processes]
     finally:
@@ -59,10 +60,22 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
             process.kill()
     for process, text in zip(processes, output, strict=True):
         assert process.returncode == 0, text[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Results:
+    """Case to what each of two processes found."""
     return {
         name: [json.loads((folder / f"{name}-{r}.json").read_text()) for r in (0, 1)]
         for name in monitor_ddp.CASES
     }
+
+
+@pytest.fixture(scope="module")
+def defended(folder: Path) -> Defended:
+    """What each of two processes found of a defense."""
+    return [json.loads((folder / f"defense-{r}.json").read_text()) for r in (0, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +147,26 @@ def test_an_exception_in_one_process_stops_nothing(two: Results) -> None:
     (said,) = found["said"]
     assert "13 of 39 values failed at epoch 0" in said
     assert two["broken"][1]["said"] == []
+
+
+def test_both_consume_the_mean_gradient_and_one_noise(
+    defended: Defended,
+) -> None:
+    assert defended[0]["consumed"] == defended[1]["consumed"]
+    consumed = torch.tensor(defended[0]["consumed"])
+    noise = consumed - inputs(8 * STEPS).view(STEPS, 8, SIZE).mean(1)
+    assert noise.shape == (STEPS, SIZE)
+    assert float(noise.std()) == pytest.approx(STD, rel=0.05)
+    assert defended[0]["std"] == pytest.approx(STD, rel=0.05)
+
+
+def test_processes_with_other_noise_are_stopped(defended: Defended) -> None:
+    for found in defended:
+        assert "processes would consume different gradients" in found["seeds"]
+
+
+def test_defenses_that_look_at_samples_are_refused(
+    defended: Defended,
+) -> None:
+    for found in defended:
+        assert "which 2 processes share" in found["samples"]
