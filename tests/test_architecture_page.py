@@ -21,6 +21,12 @@ LeakageMonitor(scores=["matching_condition"])
     "An attack": """
 images = leakwatch.attack(net, x, y, "nearest-guess", steps=5, data_range=1.0).images
 assert images.shape == x.shape
+few, many = (
+    leakwatch.attack(net, x, y, "tv-descent", steps=n, data_range=1.0, seed=0)
+    for n in (1, 60)
+)
+assert bool((many.relative < 0.9 * few.relative).all())
+InversionAudit(attack="tv-descent")
 InversionAudit(attack="nearest-guess")
 """,
     "An attack on weight updates": """
@@ -89,9 +95,9 @@ def examples() -> dict[str, str]:
     """Heading → its example."""
     sections = re.split(r"^### ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     return {
-        section.splitlines()[0]: block[1]
+        section.splitlines()[0]: "\n".join(blocks)
         for section in sections
-        if (block := re.search(r"```python\n(.*?)```", section, re.DOTALL))
+        if (blocks := re.findall(r"```python\n(.*?)```", section, re.DOTALL))
     }
 
 

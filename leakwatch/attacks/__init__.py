@@ -34,6 +34,7 @@ from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.attacks.generators.ci_net import CINetAttack
 from leakwatch.attacks.generators.gias import GIASAttack
 from leakwatch.attacks.labels.infer import infer_labels
+from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.presets import Preset
 from leakwatch.attacks.presets import register as register_attack
@@ -57,6 +58,7 @@ __all__ = [
     "GradientTask",
     "PixelScale",
     "Preset",
+    "Priors",
     "Progress",
     "Reconstruction",
     "SearchResult",
