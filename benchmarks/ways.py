@@ -1,10 +1,11 @@
-"""Each way to form J v, Jᵀu or H against the next simpler one, in turn in one process.
+"""Each way to J v, Jᵀu, H or an attack's step against the next simpler one, in turns.
 
     taskset -c 1 python benchmarks/ways.py
     taskset -c 1 python benchmarks/ways.py --only ranged --repeats 3
 
-CPU seconds of one thread, because wall clocks show what else runs on a machine.
-Networks are untrained, images uniform noise.
+CPU seconds of one thread in one process, because wall clocks show what else runs on a
+machine. Networks are untrained, images noise. A step is the distance of all attacks and
+its derivative in their images.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from leakwatch import GradientJacobian
+from leakwatch import GradientJacobian, WeightUpdate
+from leakwatch.attacks import SharedGradient
+from leakwatch.attacks.matching.objective import MatchingProblem, PathName
+from leakwatch.attacks.matching.priors import Priors
+from leakwatch.attacks.matching.selection import UpdatePathName, opened
+from leakwatch.attacks.updates import surrogate
 from leakwatch.derivatives import GradientMap, autodiff
 from leakwatch.derivatives.gram import gram as grams
 from leakwatch.derivatives.gram import sources
@@ -43,6 +50,9 @@ NETWORKS: dict[str, tuple[str, int, int, dict[str, object]]] = {
     "ResNet8, GELU": ("resnet8", 3, 32, {"activation": "gelu"}),
     "ResNet18, ReLU, 1×14×14": ("resnet18", 1, 14, {}),
     "a small ViT": ("sme_vit", 3, 32, {}),
+    "MLP, 3×32×32": ("mlp", 3, 32, {}),
+    "MLP, 1×28×28": ("mlp", 1, 28, {}),
+    "SMELeNet": ("sme_lenet", 1, 28, {}),
 }
 
 
@@ -169,6 +179,66 @@ def matrices(name: str, *ways: str) -> dict[str, Callable[[], Tensor]]:
     return {way: offered[way] for way in ways}
 
 
+def attacks(
+    name: str, count: int, *paths: PathName, stack: ExitStack
+) -> dict[str, Callable[[], Tensor]]:
+    """A step of attacks on gradients, cosine distance."""
+
+    def by(path: PathName) -> Callable[[], Tensor]:
+        net, x, y = network(name, count)
+        shared = SharedGradient.of(GradientMap(net), x, y)
+        start, targets = torch.rand(count, 1, *x.shape[1:]), torch.arange(count)
+        problem = MatchingProblem(GradientMap(net), shared, "cosine", path=path)
+        matcher = stack.enter_context(problem.opened())
+
+        def step() -> Tensor:
+            return matcher.evaluate(start, y[:, None], targets).gradient
+
+        step()
+        return step
+
+    return {path: by(path) for path in paths}
+
+
+def updates(
+    name: str, clients: int, samples: int, stack: ExitStack
+) -> dict[str, Callable[[], Tensor]]:
+    """Eight steps of SME, one of them with α."""
+
+    def by(path: UpdatePathName, match: bool) -> Callable[[], Tensor]:
+        net, x, _ = network(name, clients * samples)
+        w = nn.utils.parameters_to_vector(net.parameters()).detach()
+        final = w + 0.01 * torch.randn(clients, len(w))
+        labels = torch.randint(10, (clients, samples))
+        update = WeightUpdate(w, final, labels, tuple(x.shape[1:]), samples)
+        maps = GradientMap(net)
+        objective = surrogate.SurrogateObjective(
+            maps, update, labels, stack.enter_context(opened(maps, path)), Priors(),
+            every=8,
+        )  # fmt: skip
+        x = torch.randn(clients, samples, *x.shape[1:])
+        alpha, rows = torch.full((clients,), 0.5), torch.arange(clients)
+
+        def steps() -> Tensor:
+            found = [objective(x, alpha, rows, step) for step in range(8)]
+            return found[-1].gradient
+
+        with ExitStack() as only:
+            if not match:  # the path itself is kept, which the first step finds
+                never = mock.patch.object(surrogate, "LayerwisePath", type(None))
+                only.enter_context(never)
+            steps()
+        return steps
+
+    return {
+        "plain": by("plain", False),
+        "layers": by("layers", False),
+        "match": by("layers", True),
+    }
+
+
+# What attacks are evaluated in, until the end.
+OPEN = ExitStack()
 KNOWN = ("no known Δ", "known Δ, plain", "known Δ, ranged")
 TABLES: dict[str, Callable[[], dict[str, Callable[[], Tensor]]]] = {
     "J v, 16 × LeNet, sigmoid": lambda: single("LeNet, sigmoid", 16, False),
@@ -211,6 +281,21 @@ TABLES: dict[str, Callable[[], dict[str, Callable[[], Tensor]]]] = {
     "H, ranged, VGG9, ReLU": lambda: matrices(
         "VGG9, ReLU", "no known Δ", "known Δ, ranged"
     ),
+    **{
+        f"step, {count} attacks, {name}": partial(
+            attacks, name, count, "loop", "vmap", "layerwise", stack=OPEN
+        )
+        for name in ("LeNet, ReLU", "MLP, 3×32×32", "ResNet8, ReLU", "VGG9, ReLU")
+        for count in (1, 32)
+    },
+    **{
+        f"SME, {clients} × {samples}, {name}": partial(
+            updates, name, clients, samples, OPEN
+        )
+        for name in ("SMELeNet", "MLP, 1×28×28", "MLP (1000, 1000), ReLU")
+        for samples in (1, 10)
+        for clients in (1, 8)
+    },
 }
 
 
@@ -246,4 +331,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with OPEN:
+        main()
