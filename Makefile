@@ -33,4 +33,5 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs leakwatch-compare-inits leakwatch-trade-off
+	rm -rf $(VENV) build dist *.egg-info runs leakwatch-attack \
+		leakwatch-compare-inits leakwatch-trade-off
