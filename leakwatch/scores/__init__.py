@@ -54,7 +54,13 @@ the line that computes it in ``measure`` (``dense``, ``matrix_free`` or
 ``power_iteration``).
 """
 
-from leakwatch.scores import bayes, i2f, lavp, norms  # noqa: F401  (they register)
+from leakwatch.scores import (  # noqa: F401  (they register)
+    bayes,
+    i2f,
+    in_range,
+    lavp,
+    norms,
+)
 from leakwatch.scores.api import Scoring, score
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum

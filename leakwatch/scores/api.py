@@ -210,8 +210,8 @@ def score(
             logits, unless ``criterion`` says otherwise.
         x: network inputs, floating point.
         y: class indices.
-        scores: names or groups (``"lavp"``, ``"i2f"``, ``"bayes"``, ``"norms"``), or
-            :class:`Score` objects of your own.
+        scores: names or groups (``"lavp"``, ``"i2f"``, ``"bayes"``, ``"range"``,
+            ``"norms"``), or :class:`Score` objects of your own.
         noise_std: s, standard deviation of the Gaussian noise assumed on each entry of
             the shared gradient, in gradient units. The I²F and Bayesian scores need it.
         delta: one perturbation of each sample's gradient, instead of an average over
@@ -302,6 +302,7 @@ def score(
         y,
         input_scale=input_scale_of(x, std),
         offset=offset_of(x, mean, std, prior_mean, data_range),
+        pixels=pixels_of(x, mean, std),
         delta=None if delta is None else delta.detach().to(x.device),
     )
     return scoring.evaluate(inputs, settings, started=started)
@@ -384,6 +385,27 @@ def _per_channel(x: Tensor, numbers: Sequence[float], name: str) -> Tensor:
     return t.view(-1, *[1] * (x.ndim - 2)).expand(x.shape[1:])
 
 
+def pixels_of(
+    x: Float[Tensor, "batch ..."],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Float[Tensor, "batch d_x"]:
+    """Samples in pixel units, flattened, float64.
+
+    Args:
+        x: network inputs.
+        mean: per channel, of the normalisation.
+        std: the same.
+
+    Raises:
+        ValueError: for another number of channels, or numbers that are not finite.
+    """
+    pixels = x.double()
+    if mean is not None and std is not None:
+        pixels = pixels * _per_channel(x, std, "std") + _per_channel(x, mean, "mean")
+    return pixels.flatten(1)
+
+
 def offset_of(
     x: Float[Tensor, "batch ..."],
     mean: Sequence[float] | None,
@@ -403,9 +425,7 @@ def offset_of(
     Raises:
         ValueError: for another shape, or numbers that are not finite.
     """
-    pixels = x.double()
-    if mean is not None and std is not None:
-        pixels = pixels * _per_channel(x, std, "std") + _per_channel(x, mean, "mean")
+    pixels = pixels_of(x, mean, std).view(x.shape)
     centre = torch.full_like(pixels[0], data_range / 2)
     if prior_mean is not None:
         if prior_mean.shape != centre.shape or not prior_mean.isfinite().all():

@@ -11,10 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
-from leakwatch.attacks.gauss_newton.subproblems import (
-    conjugate_gradients,
-    minimum_in_box,
-)
+from leakwatch.attacks.gauss_newton.subproblems import conjugate_gradients
+from leakwatch.spectrum.box import minimum_in_box
 
 __all__ = ["DenseSteps", "Iterates", "MatrixFreeSteps", "Steps"]
 

@@ -150,11 +150,14 @@ def score_probes(step: ProbeStep, scoring: Scoring, *, layers: bool = False) -> 
         part = step.probes.split(step.rank, step.world_size)
         with observing(step.module):
             place = device_of(step.module)
+            pixels = part.pixels().double()
             inputs = ScoreInputs(
                 step.gradients,
                 part.x.to(place),
                 part.y.to(place),
                 input_scale=part.input_scale(),
+                offset=(pixels - part.prior_mean).flatten(1).to(place),
+                pixels=pixels.flatten(1).to(place),
             )
             result = scoring.evaluate(inputs, step.settings)
         if result.eigenvalues is not None:

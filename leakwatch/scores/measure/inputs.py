@@ -12,6 +12,7 @@ from torch import Tensor
 
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.scores.measure.pixel_range import PixelRange, noise_as_it_arrives
 
 
 @final
@@ -25,7 +26,9 @@ class ScoreInputs:
         y: labels, ``(batch,)``.
         input_scale: d(input)/d(pixel), ``(d_x,)``; default: 1.
         offset: x − μ, distance from the prior mean, ``(batch, d_x)``, float64, pixel
-            units; only used with ``delta``.
+            units.
+        pixels: x in pixel units, ``(batch, d_x)``, float64; for what an attacker gains
+            who knows their range.
         delta: one perturbation of each sample's gradient, ``(batch, d_θ)``.
     """
 
@@ -34,6 +37,7 @@ class ScoreInputs:
     y: Int[Tensor, " batch"]
     input_scale: Float[Tensor, " d_x"] | None = None
     offset: Float[Tensor, "batch d_x"] | None = None
+    pixels: Float[Tensor, "batch d_x"] | None = None
     delta: Float[Tensor, "batch d_theta"] | None = None
 
     def __len__(self) -> int:
@@ -47,6 +51,7 @@ class ScoreInputs:
             x=self.x[which],
             y=self.y[which],
             offset=None if self.offset is None else self.offset[which],
+            pixels=None if self.pixels is None else self.pixels[which],
             delta=None if self.delta is None else self.delta[which],
         )
 
@@ -66,6 +71,26 @@ class ScoreInputs:
                 self.gradients.losses(self.x[i : i + 1], self.y[i : i + 1])
                 for i in range(len(self))
             ]
+        )
+
+    @cached_property
+    def arriving_noise(self) -> Float[Tensor, "batch draws d_x"]:
+        """Jᵀξ of each sample for the same few draws of ξ ~ N(0, I), pixel units."""
+        return noise_as_it_arrives(self.jacobian)
+
+    def pixel_range(
+        self, sample: int, h: Float[Tensor, "d_x d_x"]
+    ) -> PixelRange | None:
+        """What an attack in the range of pixels depends on; ``None`` without pixels.
+
+        Args:
+            sample: position.
+            h: its H, pixel units.
+        """
+        if self.pixels is None or self.offset is None:
+            return None
+        return PixelRange(
+            h, self.pixels[sample], self.offset[sample], self.arriving_noise[sample]
         )
 
     def rounding(self, sample: int) -> float:

@@ -12,7 +12,7 @@ from leakwatch.scores.settings import Settings
 
 #: What a score may need to be measured.
 Need: TypeAlias = Literal[
-    "lambda_max", "lambda_min", "cosine", "trace", "spectrum", "noise"
+    "lambda_max", "lambda_min", "cosine", "trace", "spectrum", "range", "noise"
 ]
 Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]
 
@@ -41,6 +41,7 @@ class Plan:
         reason: why this solver.
         spectrum: whether sums over all eigenvalues are needed.
         any_noise: whether such a sum is needed at a noise level that isn't stated.
+        range: whether H itself and draws of the noise are needed.
         products: most products with J and Jᵀ that ``lanczos`` takes for each task.
         max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time.
     """
@@ -54,6 +55,7 @@ class Plan:
     reason: str
     spectrum: bool = False
     any_noise: bool = False
+    range: bool = False
     products: int = DEFAULT_PRODUCTS
     max_memory: float | None = None
 
@@ -110,6 +112,7 @@ def plan(
         reason=reason,
         spectrum="spectrum" in every,
         any_noise=any("spectrum" in one and "noise" not in one for one in needs),
+        range="range" in every and solver == "exact",
         products=products,
         max_memory=max_memory,
     )

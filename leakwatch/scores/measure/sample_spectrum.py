@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.scores.measure.influence_path import InfluencePath
+from leakwatch.scores.measure.pixel_range import PixelRange
 from leakwatch.scores.result import Value, from_probes, judged
 from leakwatch.spectrum import DampedSolution, SpectralMeasure
 from leakwatch.spectrum.spectral_measure import Moment
@@ -120,6 +121,8 @@ class SampleSpectrum:
         inverted: (H + εI)⁻¹Jᵀδ for every ε, which it counts in units of scale².
         estimated: the same for δ + J(x − μ), with its distance to x − μ.
         scale: J/J̃, the scale at which the two were computed.
+        pixel_range: H, image and noise, for attackers who know the range of pixels;
+            only when something asked for it.
         path: the Bayesian error for δ, integrated, where it was asked for; or why it
             failed.
         failure: why nothing but loss and ‖g‖ could be measured.
@@ -148,6 +151,7 @@ class SampleSpectrum:
     inverted: DampedSolution | None = None
     estimated: DampedSolution | None = None
     scale: float = 1.0
+    pixel_range: PixelRange | None = None
     path: InfluencePath | Status | None = None
     failure: Status | None = None
     memo: dict[str, Any] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from leakwatch.attacks.gauss_newton.smoothed_relu import SmoothedKinks
 from leakwatch.attacks.gauss_newton.steps import DenseSteps, Iterates, MatrixFreeSteps
 from leakwatch.attacks.gauss_newton.subproblems import (
     conjugate_gradients,
-    minimum_in_box,
 )
+from leakwatch.spectrum.box import minimum_in_box
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.derivatives import GradientMap
 

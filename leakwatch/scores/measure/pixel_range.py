@@ -1,0 +1,166 @@
+r"""What an attacker gains who knows the range of pixels.
+
+In the linear model of :mod:`~leakwatch.scores.measure.gaussian_channel` the most
+probable image in the range solves
+
+.. math:: \min_z \tfrac{1}{2s^2}\|J(z - x) - \delta\|^2
+    + \tfrac12 (z - \mu)^T C^{-1} (z - \mu), \quad
+    \text{low} \le z \le \text{high},
+
+which needs H = JᵀJ and Jᵀδ only. A pixel at an end of the range, as most of a digit's
+are, is pressed against it by half of all noise, and found exactly; with it goes one
+unknown of those that are left. The expectation over the noise has no closed form, but
+few draws of Jᵀδ suffice: the minimum is found exactly, by active sets.
+
+An attacker who is *told* which pixels lie at the ends has the error of the Gaussian
+channel on the others, a closed form that bounds all who have to find out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.scores.settings import Settings
+from leakwatch.spectrum.box import minimize_in_box
+
+__all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
+
+#: Draws of the noise over which predictions are averaged.
+DRAWS: Final = 8
+_GUESSES: Final = 60
+# Of the range: what normalising an image and taking it back may do to it.
+_SLACK: Final = 1e-5
+
+
+@final
+@dataclass(frozen=True)
+class InRange:
+    """Errors of the most probable image in the range, one for each draw of the noise.
+
+    Attributes:
+        squared: ‖z − x‖², ``(draws,)``, pixel units squared.
+        exact: whether each minimum was found exactly.
+    """
+
+    squared: Float[Tensor, " draws"]
+    exact: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PixelRange:
+    """H, an image and its range: all that the prediction needs; pixel units, float64.
+
+    Attributes:
+        h: H, ``(d_x, d_x)``.
+        image: x, ``(d_x,)``.
+        offset: x − μ.
+        noise: Jᵀξ for draws of ξ with independent standard normal entries,
+            ``(draws, d_x)``.
+    """
+
+    h: Float[Tensor, "d_x d_x"]
+    image: Float[Tensor, " d_x"]
+    offset: Float[Tensor, " d_x"]
+    noise: Float[Tensor, "draws d_x"]
+
+    def leaves(self, high: float) -> bool:
+        """Whether the image is not in [0, high], so that the range is another one."""
+        slack = _SLACK * high
+        return bool(((self.image < -slack) | (self.image > high + slack)).any())
+
+    def ends(self, high: float) -> Bool[Tensor, " d_x"]:
+        """Which pixels lie at an end of [0, high]."""
+        slack = _SLACK * high
+        return (self.image <= slack) | (self.image >= high - slack)
+
+    def errors(
+        self, settings: Settings, noise_std: float, pulled: Tensor | None = None
+    ) -> InRange:
+        """Errors of the most probable image in the range.
+
+        Args:
+            settings: the prior.
+            noise_std: s.
+            pulled: Jᵀδ of one given δ; default: s times each draw.
+        """
+        arrived = noise_std * self.noise if pulled is None else pulled[None]
+        prior = _precision(settings, self.h)
+        # All of it times s²/d̄, so that its entries are about 1.
+        unit = float(self.h.diagonal().mean()) or 1.0
+        m = (self.h + noise_std**2 * prior) / unit
+        towards = noise_std**2 * (prior @ self.offset)
+        lower, info = torch.linalg.cholesky_ex(m)
+        inverse = None if int(info) else torch.cholesky_inverse(lower)
+        high = settings.data_range
+        low = -self.image.clamp(0.0, high)
+        squared, exact = [], True
+        for b in arrived:
+            found = minimize_in_box(
+                m,
+                (towards - b) / unit,
+                low,
+                low + high,
+                inverse=inverse,
+                guesses=_GUESSES,
+            )
+            squared.append(found.delta.square().sum())
+            exact &= found.exact
+        return InRange(torch.stack(squared), exact)
+
+    def told(self, settings: Settings, noise_std: float) -> float:
+        """Mean squared error of an attacker who is told which pixels lie at the ends.
+
+        s² tr (H + s²C⁻¹)⁻¹ over the other pixels; 0 when there are none.
+
+        Args:
+            settings: the prior.
+            noise_std: s.
+        """
+        inside = ~self.ends(settings.data_range)
+        if not bool(inside.any()):
+            return 0.0
+        m = self.h + noise_std**2 * _precision(settings, self.h)
+        lower, info = torch.linalg.cholesky_ex(m[inside][:, inside])
+        if int(info):
+            return math.nan
+        return noise_std**2 * float(torch.cholesky_inverse(lower).diagonal().sum())
+
+
+def _precision(settings: Settings, like: Tensor) -> Tensor:
+    """C⁻¹."""
+    if settings.prior_covariance is None:
+        eye = torch.eye(len(like), dtype=like.dtype, device=like.device)
+        return eye / settings.prior_std**2
+    return torch.cholesky_inverse(settings.prior_root.to(like))
+
+
+def noise_as_it_arrives(
+    jacobian: GradientJacobian, draws: int = DRAWS, seed: int = 0
+) -> Float[Tensor, "batch draws d_x"]:
+    """Jᵀξ of each sample for the same draws of ξ ~ N(0, I); float64.
+
+    The same draws for all samples and at every call: differences between samples,
+    noise levels and epochs are then theirs, not those of the draws.
+
+    Args:
+        jacobian: of the samples.
+        draws: how many.
+        seed: of a generator of its own.
+    """
+    batch, d_theta, _ = jacobian.shape
+    generator = torch.Generator().manual_seed(seed)
+    arrived = []
+    for _ in range(draws):
+        xi = torch.randn(d_theta, generator=generator, dtype=torch.float32)
+        xi = xi.to(jacobian.scale.device, jacobian.dtype)
+        there = jacobian.normalized_rmatvec(xi.expand(batch, -1))
+        arrived.append(there.double() * jacobian.scale[:, None])
+    return torch.stack(arrived, 1)
