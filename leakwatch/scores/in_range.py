@@ -1,9 +1,8 @@
 r"""The same channel for attackers who know the range of pixels too.
 
-Every attack that is worth the name keeps images in their range. Where many pixels lie at
-its ends, as in digits, that tells it far more than mean and spread of the pixels do:
-predictions without it were 4 to 14 dB too low. See
-:mod:`leakwatch.scores.measure.pixel_range`.
+Attacks keep images in their range. Where many pixels lie at its ends, as in digits,
+that tells far more than mean and spread of the pixels do: predictions without it were
+4 to 14 dB too low. See :mod:`leakwatch.scores.measure.pixel_range`.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def _errors(spectrum: SampleSpectrum, settings: Settings) -> InRange | Status:
     missing, s = _missing(spectrum, settings), settings.noise_std
     if missing is not None or s is None or spectrum.pixel_range is None:
         return missing or _NO_NOISE
-    key = ("range", s)
+    key = f"range at {s!r}"
     if key not in spectrum.memo:
         spectrum.memo[key] = spectrum.pixel_range.errors(settings, s, spectrum.pulled)
     errors: InRange = spectrum.memo[key]

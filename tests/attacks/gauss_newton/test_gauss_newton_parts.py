@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +20,6 @@ from leakwatch.attacks.gauss_newton.steps import DenseSteps, Iterates, MatrixFre
 from leakwatch.attacks.gauss_newton.subproblems import (
     conjugate_gradients,
 )
-from leakwatch.spectrum.box import minimum_in_box
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.derivatives import GradientMap
 
@@ -97,54 +95,6 @@ class TestConjugateGradients:
         assert reached.tolist() == [True, False]
         torch.testing.assert_close(h[0] @ found[0], b[0], rtol=1e-8, atol=1e-9)
         assert found[1].tolist() == [0.0] * 4
-
-
-class TestMinimumInBox:
-    @pytest.mark.parametrize("seed", range(8))
-    def test_is_the_best_of_all_faces(self, seed: int) -> None:
-        n = 4
-        m, generator = spd(n, seed), torch.Generator().manual_seed(seed)
-        b = 3 * torch.randn(n, generator=generator, dtype=torch.float64)
-        low = -torch.rand(n, generator=generator, dtype=torch.float64)
-        high = torch.rand(n, generator=generator, dtype=torch.float64)
-        low[seed % n] = 0.0
-        best = float("inf")
-        for face in itertools.product((0, 1, 2), repeat=n):
-            kind = torch.tensor(face)
-            v = torch.where(kind == 1, low, torch.where(kind == 2, high, 0.0))
-            k = kind == 0
-            if bool(k.any()):
-                v[k] = torch.linalg.solve(m[k][:, k], -b[k] - m[k] @ v)
-            if bool(((v >= low - 1e-12) & (v <= high + 1e-12)).all()):
-                best = min(best, float(0.5 * v @ m @ v + b @ v))
-        v = minimum_in_box(m, b, low, high)
-        assert bool(((v >= low) & (v <= high)).all())
-        assert float(0.5 * v @ m @ v + b @ v) == pytest.approx(best, rel=1e-10)
-
-    def test_without_bounds_is_the_newton_step(self) -> None:
-        m, b = spd(12, 0), torch.linspace(-1, 2, 12, dtype=torch.float64)
-        far = torch.full((12,), torch.inf, dtype=torch.float64)
-        torch.testing.assert_close(
-            minimum_in_box(m, b, -far, far),
-            torch.linalg.solve(m, -b),
-            rtol=1e-9,
-            atol=1e-11,
-        )
-
-    def test_satisfies_the_optimality_conditions_in_many_dimensions(self) -> None:
-        n = 150
-        m, generator = spd(n, 7) / n, torch.Generator().manual_seed(7)
-        b = torch.randn(n, generator=generator, dtype=torch.float64)
-        low = -torch.rand(n, generator=generator, dtype=torch.float64)
-        low[::2] = 0.0
-        high = low + 1
-        v = minimum_in_box(m, b, low, high)
-        slope = m @ v + b
-        inside = (v > low) & (v < high)
-        assert 0 < int(inside.sum()) < n
-        assert float(slope[inside].abs().max()) < 1e-10
-        assert float(slope[v == low].min()) > -1e-10
-        assert float(slope[v == high].max()) < 1e-10
 
 
 class TestObjective:

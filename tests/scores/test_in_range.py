@@ -1,0 +1,156 @@
+"""Predictions for attackers who know the range of pixels, against dense oracles."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leakwatch
+from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
+from leakwatch.scores import Settings
+from leakwatch.scores.measure.pixel_range import PixelRange
+
+S = 0.05
+R = 0.4
+
+
+def draws(n: int, rows: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(rows, n, generator=generator, dtype=torch.float64)
+
+
+def digit_like(n: int, seed: int = 0) -> Tensor:
+    """Most pixels at an end of [0, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    return (3 * torch.rand(n, generator=generator, dtype=torch.float64) - 1).clamp(0, 1)
+
+
+def test_independent_pixels_are_clipped_one_by_one() -> None:
+    # Of a diagonal H every pixel is a problem of its own: the estimate, clipped.
+    n = 50
+    x, lam = digit_like(n), torch.logspace(-3, 3, n, dtype=torch.float64)
+    arrived = draws(n) * lam.sqrt()
+    inside = PixelRange(torch.diag(lam), x, x - 0.3, arrived)
+    errors = inside.errors(Settings(prior_std=R), S)
+    shift = (S * arrived - (S / R) ** 2 * (x - 0.3)) / (lam + (S / R) ** 2)
+    expected = ((x + shift).clamp(0, 1) - x).square().sum(1)
+    assert errors.exact
+    torch.testing.assert_close(errors.squared, expected, rtol=1e-10, atol=0.0)
+
+
+def test_without_an_end_in_reach_it_is_the_linear_estimate() -> None:
+    n = 30
+    j = torch.randn(80, n, generator=torch.Generator().manual_seed(2)).double()
+    h, x = j.T @ j, torch.full((n,), 0.5, dtype=torch.float64)
+    inside = PixelRange(h, x, x - 0.4, draws(80) @ j)
+    covariance = 0.2 * torch.eye(n).double() + 0.1
+    for settings in (Settings(prior_std=R), Settings(prior_covariance=covariance)):
+        errors = inside.errors(settings, 1e-3)
+        c = covariance if settings.prior_covariance is not None else R**2 * torch.eye(n)
+        precision = torch.linalg.inv(c.double())
+        right = inside.noise / 1e-3 - precision @ inside.offset
+        expected = torch.linalg.solve(h / 1e-6 + precision, right.T).square().sum(0)
+        torch.testing.assert_close(errors.squared, expected, rtol=1e-8, atol=0.0)
+
+
+def test_who_is_told_the_ends_has_the_error_of_the_other_pixels() -> None:
+    n = 40
+    j = torch.randn(90, n, generator=torch.Generator().manual_seed(3)).double()
+    x = digit_like(n)
+    inside = PixelRange(j.T @ j, x, x - 0.5, draws(90) @ j)
+    rest = (x > 0) & (x < 1)
+    assert 0 < int(rest.sum()) < n
+    channel = j[:, rest].T @ j[:, rest] / S**2 + torch.eye(int(rest.sum())) / R**2
+    expected = float(torch.linalg.inv(channel).trace())
+    assert inside.told(Settings(prior_std=R), S) == pytest.approx(expected, rel=1e-10)
+
+
+def network(activation: type[nn.Module] = nn.Sigmoid) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 60), activation(), nn.Linear(60, 5)
+    ).double()
+
+
+def samples(n: int = 6) -> tuple[Tensor, Tensor]:
+    return digit_like(36 * n).view(n, 1, 6, 6), torch.arange(n) % 5
+
+
+NAMES = ["i2f_bayes_psnr", "i2f_range_psnr", "i2f_told_psnr", "i2f_range", "i2f_bayes"]
+
+
+def test_knowing_more_never_predicts_less() -> None:
+    x, y = samples()
+    for s in (1e-4, 1e-2, 1e-1, 1.0):
+        result = leakwatch.score(
+            network(), x, y, NAMES, noise_std=s, dtype=torch.float64
+        )
+        assert bool((result["i2f_range_psnr"] >= result["i2f_bayes_psnr"]).all())
+        assert bool((result["i2f_range"] <= result["i2f_bayes"]).all())
+        # Chance of eight draws apart.
+        assert bool((result["i2f_range_psnr"] <= result["i2f_told_psnr"] + 1.5).all())
+
+
+def test_an_attack_in_the_range_reaches_what_is_predicted() -> None:
+    """Predicted for the δ at hand; Gauss–Newton with the same prior and the box."""
+    net, (x, y), s = network(), samples(), 2e-3
+    gradients = leakwatch.GradientMap(net, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(4)
+    delta = s * torch.randn(6, gradients.size, generator=generator).double()
+    shared = SharedGradient(
+        gradients(x, y) + delta, y[:, None], tuple(x.shape[1:]), noise_std=s
+    )
+    attack = GaussNewton(steps=40, prior_std=R, box=True)
+    found = attack.run(
+        gradients, shared, pixels=PixelScale(), start=Start.near(x, 0.05), restarts=1
+    )
+    squared = (found.images - x).flatten(1).square().mean(1)
+    achieved = -10 * squared.log10()
+    result = leakwatch.score(
+        net, x, y, NAMES[:2], noise_std=s, delta=delta, prior_std=R, dtype=torch.float64
+    )
+    gap = (result["i2f_range_psnr"] - achieved).abs().median()
+    assert float(gap) < 0.5
+    # Without the range the prediction is clearly too low.
+    assert float((achieved - result["i2f_bayes_psnr"]).median()) > 1.5
+
+
+def test_a_sample_that_leaves_the_range_is_not_predicted_for_it() -> None:
+    x, y = samples()
+    result = leakwatch.score(
+        network(), 2 * x - 1, y, NAMES, noise_std=1e-3, dtype=torch.float64
+    )
+    status = result.status["i2f_range_psnr"][0]
+    assert status.word == "undefined"
+    assert "leaves [0, 1]" in status.reason
+    assert math.isnan(float(result["i2f_range_psnr"][0]))
+    assert result.status["i2f_bayes_psnr"][0].usable
+
+
+def test_products_alone_say_that_they_cannot_tell() -> None:
+    x, y = samples()
+    result = leakwatch.score(
+        network(), x, y, "i2f_range_psnr", noise_std=1e-3, solver="lanczos"
+    )
+    status = result.status["i2f_range_psnr"][0]
+    assert status.word == "not computed"
+    assert "lanczos" in status.reason
+
+
+def test_draws_are_the_same_for_every_batch() -> None:
+    x, y = samples()
+    whole = leakwatch.score(network(), x, y, "range", noise_std=1e-2)
+    alone = leakwatch.score(network(), x[2:3], y[2:3], "range", noise_std=1e-2)
+    torch.testing.assert_close(
+        whole["i2f_range_psnr"][2:3], alone["i2f_range_psnr"], rtol=1e-6, atol=0.0
+    )
+
+
+def test_the_share_of_pixels_at_the_ends_is_counted() -> None:
+    x, y = samples()
+    result = leakwatch.score(network(), x, y, "pixels_at_ends")
+    expected = ((x == 0) | (x == 1)).flatten(1).double().mean(1)
+    torch.testing.assert_close(result["pixels_at_ends"], expected)
