@@ -13,8 +13,14 @@ from typing import Any, Final, final
 HIGHER_MORE: Final = "higher = more exposed"
 HIGHER_LESS: Final = "higher = less exposed"
 
-HEADLINES: Final = ("joint_i2f_bayes_psnr", "i2f_bayes_psnr", "i2f_psnr")
-"""Predicted PSNR, the number that a person understands: best first."""
+HEADLINES: Final = {
+    "joint_i2f_bayes_psnr": "knows mean and spread of the pixels",
+    "i2f_range_psnr": "knows range, mean and spread of the pixels",
+    "i2f_bayes_psnr": "knows mean and spread of the pixels",
+    "i2f_psnr": "knows nothing about images",
+}
+"""Predicted PSNR, the number that a person understands, and of which attacker: the
+strongest that can be computed first."""
 
 ACHIEVED: Final = ("audit/near/psnr", "audit/random/psnr")
 """PSNR that attacks achieved, worst case first."""

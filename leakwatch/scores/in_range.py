@@ -7,23 +7,53 @@ that tells far more than mean and spread of the pixels do: predictions without i
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
-from leakwatch.scores.bayes import i2f_bayes
+from scipy.optimize import brentq
+
+from leakwatch.scores.bayes import i2f_bayes, noise_std_for_psnr
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.measure.pixel_range import InRange, PixelRange
-from leakwatch.scores.measure.plan import Need
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
-from leakwatch.scores.registry import Direction, Score, register
+from leakwatch.scores.registry import scored
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
 from leakwatch.status import Status
 
-# Of a PSNR, twice its standard error.
-_SURE_DB = 0.5
+# Of a PSNR, twice its standard error: an error off by a tenth.
+_SURE_DB = 1.0
+_DOUBLINGS = 60
+# Of log s: a thousandth of a decibel.
+_LOG_NOISE = 1e-4
+_NO_NOISE = Status("not computed", "needs noise_std, also when a delta is given")
+_AT_LEAST = Status(
+    "estimated",
+    "without the range of pixels, which exposes more: under so little noise rounding "
+    "hides what it tells; give a larger noise_std",
+)
+_PERFECT = Value.without(
+    "undefined", "infinite: all pixels lie at the ends of the range and are found"
+)
+
+_scored = functools.partial(
+    scored,
+    source="maximum of the posterior in the range of pixels (linear Gaussian channel, "
+    "truncated prior)",
+)
 
 
+@_scored(
+    "i2f",
+    "bayes",
+    "range",
+    needs={"spectrum", "range", "noise"},
+    unit="dB",
+    direction="higher = more exposed",
+    meaning="Quality of the picture predicted for the best attacker who knows range, "
+    "mean and spread of the pixels.",
+)
 def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Predicted PSNR of the best attacker who knows the range of pixels.
 
@@ -38,6 +68,8 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
         return Value(math.nan, errors)
     if not without.status.usable:
         return without
+    if _too_little(spectrum, settings):
+        return Value(without.number, _AT_LEAST)
     if float(errors.squared.min()) <= 0:
         return _PERFECT
     peak = spectrum.d_x * settings.data_range**2
@@ -48,6 +80,14 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     return _judged(number, decibels.tolist(), errors, without.status)
 
 
+@_scored(
+    "range",
+    needs={"spectrum", "range", "noise"},
+    unit="pixel (norm over the image)",
+    direction="higher = less exposed",
+    meaning="Recovery error predicted for the best attacker who knows range, mean and "
+    "spread of the pixels.",
+)
 def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖z − x‖ of that attacker, in pixel units: √ of the mean square over draws."""
     bayes = i2f_bayes(spectrum, settings)
@@ -56,12 +96,22 @@ def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
         return Value(math.nan, errors)
     if not bayes.status.usable:
         return bayes
+    if _too_little(spectrum, settings):
+        return Value(bayes.number, _AT_LEAST)
     number = math.sqrt(float(errors.squared.mean()))
     if number >= bayes.number:
         return bayes
     return Value(number, _exact_or_not(errors, bayes.status))
 
 
+@_scored(
+    "range",
+    needs={"spectrum", "range", "noise"},
+    unit="dB",
+    direction="higher = more exposed",
+    meaning="Bound of i2f_range_psnr: the attacker is told which pixels lie at the "
+    "ends of the range.",
+)
 def i2f_told_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Predicted PSNR of an attacker who is told which pixels lie at the range's ends.
 
@@ -83,6 +133,14 @@ def i2f_told_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     )
 
 
+@_scored(
+    "range",
+    needs={"spectrum", "range"},
+    unit="share",
+    direction="higher = more exposed",
+    meaning="Share of the sample's pixels at the ends of their range, which an "
+    "attacker who knows the range finds exactly.",
+)
 def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Share of the pixels that lie at an end of the range, in [0, 1]."""
     inside = spectrum.pixel_range
@@ -90,6 +148,53 @@ def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
     if missing is not None or inside is None:
         return Value(math.nan, missing or _NO_NOISE)
     return Value(float(inside.ends(settings.data_range).double().mean()))
+
+
+@_scored(
+    "range",
+    needs={"spectrum", "range"},
+    unit="gradient",
+    direction="higher = more exposed",
+    meaning="Gaussian noise on the gradient that holds this sample to the target "
+    "predicted PSNR, also against attackers who know the range of pixels.",
+)
+def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
+    """The s at which i2f_range_psnr is ``target_psnr``; at least noise_std_for_psnr.
+
+    A root in log s (Brent 1973): with the same draws at every s, the prediction falls
+    with the noise.
+    """
+    least = noise_std_for_psnr(spectrum, settings)
+    missing, inside = _missing(spectrum, settings), spectrum.pixel_range
+    if missing is not None or inside is None or not least.status.usable:
+        return Value(math.nan, missing or least.status)
+
+    def predicted(s: float) -> float:
+        value = i2f_range_psnr(spectrum, replace(settings, noise_std=s))
+        return value.number if value.status.usable else math.inf
+
+    low = max(least.number, inside.least_noise(settings))
+    if low == 0 or predicted(low) <= settings.target_psnr:
+        return least
+    high = 2 * low
+    for _ in range(_DOUBLINGS):
+        if predicted(high) <= settings.target_psnr:
+            break
+        low, high = high, 2 * high
+    else:
+        return Value.without(
+            "undefined",
+            f"no noise was found that holds the prediction to {settings.target_psnr:g} "
+            f"dB; ask for a higher target_psnr",
+        )
+    root = brentq(
+        lambda log: predicted(math.exp(log)) - settings.target_psnr,
+        math.log(low),
+        math.log(high),
+        xtol=_LOG_NOISE,
+    )
+    # On the side where the prediction is not above the target.
+    return Value(math.exp(root + 2 * _LOG_NOISE), least.status)
 
 
 def _errors(spectrum: SampleSpectrum, settings: Settings) -> InRange | Status:
@@ -101,6 +206,11 @@ def _errors(spectrum: SampleSpectrum, settings: Settings) -> InRange | Status:
         spectrum.memo[key] = spectrum.pixel_range.errors(settings, s, spectrum.pulled)
     errors: InRange = spectrum.memo[key]
     return errors
+
+
+def _too_little(spectrum: SampleSpectrum, settings: Settings) -> bool:
+    inside, s = spectrum.pixel_range, settings.noise_std
+    return inside is not None and s is not None and s < inside.least_noise(settings)
 
 
 def _missing(spectrum: SampleSpectrum, settings: Settings) -> Status | None:
@@ -137,72 +247,3 @@ def _judged(
         return Value(number)
     reason = f"mean over {n} draws of the noise, standard error {spread:.1f} dB"
     return Value(number, Status("estimated", reason))
-
-
-_NO_NOISE = Status("not computed", "needs noise_std, also when a delta is given")
-_PERFECT = Value.without(
-    "undefined", "infinite: all pixels lie at the ends of the range and are found"
-)
-
-
-def _score(
-    compute: Callable[[SampleSpectrum, Settings], Value],
-    needs: set[Need],
-    unit: str,
-    meaning: str,
-    direction: Direction,
-    *groups: str,
-) -> None:
-    register(
-        Score(
-            name=compute.__name__,
-            compute=compute,
-            needs=frozenset(needs),
-            unit=unit,
-            direction=direction,
-            meaning=meaning,
-            source="maximum of the posterior in the range of pixels (linear Gaussian "
-            "channel, truncated prior)",
-        ),
-        *groups,
-    )
-
-
-_score(
-    i2f_range_psnr,
-    {"spectrum", "range", "noise"},
-    "dB",
-    "Quality of the picture predicted for the best attacker who knows range, mean and "
-    "spread of the pixels.",
-    "higher = more exposed",
-    "i2f",
-    "bayes",
-    "range",
-)
-_score(
-    i2f_range,
-    {"spectrum", "range", "noise"},
-    "pixel (norm over the image)",
-    "Recovery error predicted for the best attacker who knows range, mean and spread "
-    "of the pixels.",
-    "higher = less exposed",
-    "range",
-)
-_score(
-    i2f_told_psnr,
-    {"spectrum", "range", "noise"},
-    "dB",
-    "Bound of i2f_range_psnr: the attacker is told which pixels lie at the ends of "
-    "the range.",
-    "higher = more exposed",
-    "range",
-)
-_score(
-    pixels_at_ends,
-    {"spectrum", "range"},
-    "share",
-    "Share of the sample's pixels at the ends of their range, which an attacker who "
-    "knows the range finds exactly.",
-    "higher = more exposed",
-    "range",
-)

@@ -143,11 +143,12 @@ def test_the_line_that_is_printed(
     ]
     assert len(lines) == 2
     rows = [
-        r for r in rows_of(watched) if r.epoch == 1 and r.quantity == "i2f_bayes_psnr"
+        r for r in rows_of(watched) if r.epoch == 1 and r.quantity == "i2f_range_psnr"
     ]
     worst = max(rows, key=lambda r: r.value)
     assert lines[1].startswith(
-        "leakwatch epoch 1 (step 6): predicted PSNR of an attack"
+        "leakwatch epoch 1 (step 6): predicted PSNR of an attacker who knows range, "
+        "mean and spread of the pixels"
     )
     assert "at noise_std=0.0001: " in lines[1]
     assert f"{worst.value:.1f} dB for the worst sample ({worst.sample})" in lines[1]

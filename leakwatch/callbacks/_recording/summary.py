@@ -86,7 +86,7 @@ def sentence(
         if summary.used:
             noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
             return (
-                f"{start} predicted PSNR of an attack{noise}: "
+                f"{start} predicted PSNR of an attacker who {HEADLINES[name]}{noise}: "
                 f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
                 f"sample ({summary.worst_sample}); {seconds:.1f} s"
             )

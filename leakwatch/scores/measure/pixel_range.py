@@ -33,7 +33,7 @@ from leakwatch.spectrum.box import minimize_in_box
 __all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
 
 #: Draws of the noise over which predictions are averaged.
-DRAWS: Final = 8
+DRAWS: Final = 16
 _GUESSES: Final = 60
 # Of the range: what normalising an image and taking it back may do to it.
 _SLACK: Final = 1e-5
@@ -80,6 +80,20 @@ class PixelRange:
         """Which pixels lie at an end of [0, high]."""
         slack = _SLACK * high
         return (self.image <= slack) | (self.image >= high - slack)
+
+    def least_noise(self, settings: Settings) -> float:
+        """The noise below which rounding hides what the prior says.
+
+        s²/R² has to stand out from the rounding of H, n ε λ_1, where λ_1 ≤ tr H.
+
+        Args:
+            settings: the prior.
+        """
+        n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
+        loosest = settings.prior_std**2
+        if settings.prior_covariance is not None:
+            loosest = float(settings.prior_covariance.diagonal().max())
+        return math.sqrt(10 * n * eps * float(self.h.diagonal().sum()) * loosest)
 
     def errors(
         self, settings: Settings, noise_std: float, pulled: Tensor | None = None

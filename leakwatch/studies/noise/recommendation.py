@@ -122,18 +122,19 @@ def recommend_noise(
 ) -> NoiseRecommendation:
     r"""Finds the smallest Gaussian noise that holds probes to a predicted PSNR.
 
-    The prediction is ``i2f_bayes_psnr``, the best attacker's for a Gaussian prior: by
-    the noise it falls monotonically, so that bisection on one spectrum per probe finds
-    what each of them needs (``noise_std_for_psnr``), and the share that is to be held
-    decides which of these is enough. A probe whose spectrum is not resolved counts as
+    The prediction is ``i2f_range_psnr``, that of an attacker who knows the range of
+    pixels (``i2f_bayes_psnr`` where it is not known): it falls with the noise, so that
+    a root on one spectrum per probe finds what each of them needs
+    (``noise_std_for_range_psnr``), and the share that is to be held decides which of
+    these is enough. A probe whose spectrum is not resolved counts as
     not held, and so does one that looks so much like the prior's mean image that this
     alone is above the target.
 
     Gauss-Newton then attacks the most demanding probes that are to be held, from
     near the truth, at the maximum of the posterior with the prediction's own prior,
-    once without and once with knowledge of the pixels' range, of which the prediction
-    knows nothing. Where it comes above the target by more than ``slack``, the target
-    of the prediction is lowered by as much, and the check repeated.
+    once without and once with knowledge of the pixels' range. Where it comes above the
+    target by more than ``slack``, the target of the prediction is lowered by as much,
+    and the check repeated.
 
     Args:
         module: the network; left as it was.
@@ -189,6 +190,7 @@ def recommend_noise(
         std=std,
         data_range=data_range,
         prior_std=prior_std,
+        prior_mean=prior_mean,
         solver=solver,
         dtype=dtype,
         criterion=criterion,

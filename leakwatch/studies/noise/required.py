@@ -77,5 +77,10 @@ def _needed(spectrum: NoiseResponse, target_psnr: float) -> Value:
     # The most that rounding allows: a noise that is too small protects nobody.
     settings = replace(spectrum.settings, target_psnr=target_psnr)
     wanted = len(channel.gain) * settings.data_range**2 * 10 ** (-target_psnr / 10)
-    most = noise_for_squared_error(channel, channel.most, wanted)
-    return Value(max(most, value.number), value.status)
+    most, plain = (
+        noise_for_squared_error(channel, gain, wanted)
+        for gain in (channel.most, channel.gain)
+    )
+    # Rounding moves what knowledge of the range asks for by the same factor.
+    doubt = max(most / plain, 1.0) if plain > 0 else 1.0
+    return Value(max(most, doubt * value.number), value.status)

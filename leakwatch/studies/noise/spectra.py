@@ -12,6 +12,7 @@ from torch import Tensor
 
 from leakwatch.reporting.quantities import Quantity
 from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
+from leakwatch.scores.in_range import i2f_range_psnr, noise_std_for_range_psnr
 from leakwatch.scores.measure.gaussian_channel import Channel, channel
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import Score
@@ -42,7 +43,7 @@ class SpectrumKeeper:
         self.score = Score(
             name=_NAME,
             compute=self._keep,
-            needs=frozenset({"spectrum"}),
+            needs=frozenset({"spectrum", "range"}),
             unit="",
             direction="higher = more exposed",
             meaning="Place of the spectrum among those kept.",
@@ -86,17 +87,26 @@ class NoiseResponse:
         return i2f_bayes(self.spectrum, replace(self.settings, noise_std=noise_std))
 
     def psnr(self, noise_std: float) -> Value:
-        """Predicted PSNR, dB, of the best estimator: i2f_bayes_psnr."""
+        """Predicted PSNR, dB, of the strongest attacker that can be computed.
+
+        That is i2f_range_psnr; i2f_bayes_psnr where the range of pixels is not known.
+        """
         if self.spectrum is None:
             return Value(math.nan, self.status)
         settings = replace(self.settings, noise_std=noise_std)
+        within = i2f_range_psnr(self.spectrum, settings)
+        if within.status.usable:
+            return within
         return i2f_bayes_psnr(self.spectrum, settings)
 
     def noise_for(self, target_psnr: float) -> Value:
-        """Noise that holds this sample to a predicted PSNR: noise_std_for_psnr."""
+        """Noise that holds this sample to what :meth:`psnr` predicts."""
         if self.spectrum is None:
             return Value(math.nan, self.status)
         settings = replace(self.settings, target_psnr=target_psnr)
+        within = noise_std_for_range_psnr(self.spectrum, settings)
+        if within.status.usable:
+            return within
         return noise_std_for_psnr(self.spectrum, settings)
 
     @property

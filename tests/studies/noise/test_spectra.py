@@ -32,13 +32,15 @@ def test_predictions_at_any_noise_from_one_jacobian(
     assert len(made) == 1
     for noise, predicted in kept.items():
         asked = leakwatch.score(
-            net, x, y, "i2f_bayes_psnr", noise_std=noise, dtype=torch.float64
+            net, x, y, "i2f_range_psnr", noise_std=noise, dtype=torch.float64
         )
-        assert predicted == pytest.approx(asked["i2f_bayes_psnr"].tolist(), rel=1e-12)
+        assert predicted == pytest.approx(asked["i2f_range_psnr"].tolist(), rel=1e-12)
     asked = leakwatch.score(
-        net, x, y, "noise_std_for_psnr", target_psnr=15.0, dtype=torch.float64
+        net, x, y, "noise_std_for_range_psnr", target_psnr=15.0, dtype=torch.float64
     )
-    assert needed == pytest.approx(asked["noise_std_for_psnr"].tolist(), rel=1e-12)
+    assert needed == pytest.approx(
+        asked["noise_std_for_range_psnr"].tolist(), rel=1e-12
+    )
 
 
 def test_sum_and_rank_against_the_dense_jacobian() -> None:
