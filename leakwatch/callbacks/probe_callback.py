@@ -51,7 +51,12 @@ class RecordingCallback(Callback, Probing):
     :class:`leakwatch.callbacks._probing.run.Probing`. Not for use by itself.
 
     Arguments are those of :class:`leakwatch.callbacks.LeakageMonitor`.
+
+    Attributes:
+        resolve_scores: names of scores and groups ↦ what is computed.
     """
+
+    resolve_scores = staticmethod(resolve)
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class RecordingCallback(Callback, Probing):
             criterion,
             "criterion(module, x, y) that returns one loss per sample",
         )
-        self.scores = resolve([*check_scores(scores), *_ALWAYS])
+        self.scores = self.resolve_scores([*check_scores(scores), *_ALWAYS])
         self.every_n_epochs = check_integer("every_n_epochs", every_n_epochs, example=5)
         self.at_start = check_flag("at_start", at_start)
         self.noise_std = _optional("noise_std", noise_std, 1e-4)

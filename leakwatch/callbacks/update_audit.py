@@ -39,6 +39,7 @@ from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Quantity, Row
 from leakwatch.reporting.message import UPDATE
+from leakwatch.scores.updates.api import scores_of_updates
 from leakwatch.scores.updates.client import Effort
 
 __all__ = ["UpdateAudit"]
@@ -110,6 +111,7 @@ class UpdateAudit(RecordingCallback):
     """
 
     message = UPDATE
+    resolve_scores = staticmethod(scores_of_updates)
 
     @with_options_of(RecordingCallback)
     def __init__(

@@ -403,7 +403,7 @@ def pixels_of(
     pixels = x.double()
     if mean is not None and std is not None:
         pixels = pixels * _per_channel(x, std, "std") + _per_channel(x, mean, "mean")
-    return pixels.flatten(1)
+    return pixels.reshape(len(x), -1)
 
 
 def offset_of(

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from scipy.optimize import brentq
 
-from leakwatch.scores.bayes import i2f_bayes, noise_std_for_psnr
+from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.measure.pixel_range import InRange, PixelRange
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
@@ -27,7 +27,7 @@ _SURE_DB = 1.0
 _DOUBLINGS = 60
 # Of log s: a thousandth of a decibel.
 _LOG_NOISE = 1e-4
-_NO_NOISE = Status("not computed", "needs noise_std, also when a delta is given")
+_NO_NOISE = Value.without("not computed", "needs noise_std, also when a delta is given")
 _AT_LEAST = Status(
     "estimated",
     "without the range of pixels, which exposes more: under so little noise rounding "
@@ -61,15 +61,10 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     `i2f_bayes_psnr`: the attacker takes the better of two estimates, the most probable
     image in the range and the posterior's mean without it.
     """
-    bayes = i2f_bayes(spectrum, settings)
-    without = psnr(bayes, spectrum.d_x, settings.data_range)
-    errors = _errors(spectrum, settings)
-    if not isinstance(errors, InRange):
-        return Value(math.nan, errors)
-    if not without.status.usable:
-        return without
-    if _too_little(spectrum, settings):
-        return Value(without.number, _AT_LEAST)
+    without = i2f_bayes_psnr(spectrum, settings)
+    errors = _errors(spectrum, settings, without)
+    if isinstance(errors, Value):
+        return errors
     if float(errors.squared.min()) <= 0:
         return _PERFECT
     peak = spectrum.d_x * settings.data_range**2
@@ -90,18 +85,14 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
 )
 def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖z − x‖ of that attacker, in pixel units: √ of the mean square over draws."""
-    bayes = i2f_bayes(spectrum, settings)
-    errors = _errors(spectrum, settings)
-    if not isinstance(errors, InRange):
-        return Value(math.nan, errors)
-    if not bayes.status.usable:
-        return bayes
-    if _too_little(spectrum, settings):
-        return Value(bayes.number, _AT_LEAST)
+    without = i2f_bayes(spectrum, settings)
+    errors = _errors(spectrum, settings, without)
+    if isinstance(errors, Value):
+        return errors
     number = math.sqrt(float(errors.squared.mean()))
-    if number >= bayes.number:
-        return bayes
-    return Value(number, _exact_or_not(errors, bayes.status))
+    if number >= without.number:
+        return without
+    return Value(number, _exact_or_not(errors, without.status))
 
 
 @_scored(
@@ -118,10 +109,11 @@ def i2f_told_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     √(s² tr (H + s²C⁻¹)⁻¹) over the other pixels: no attacker who has to find out does
     better in the linear model. For one given δ it stays the mean over the noise.
     """
-    s, inside = settings.noise_std, spectrum.pixel_range
-    missing = _missing(spectrum, settings)
-    if missing is not None or s is None or inside is None:
-        return Value(math.nan, missing or _NO_NOISE)
+    inside, s = _inside(spectrum, settings), settings.noise_std
+    if isinstance(inside, Status):
+        return Value(math.nan, inside)
+    if s is None:
+        return _NO_NOISE
     bayes = i2f_bayes(spectrum, settings)
     if not bayes.status.usable:
         return bayes
@@ -143,10 +135,9 @@ def i2f_told_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
 )
 def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Share of the pixels that lie at an end of the range, in [0, 1]."""
-    inside = spectrum.pixel_range
-    missing = _missing(spectrum, settings)
-    if missing is not None or inside is None:
-        return Value(math.nan, missing or _NO_NOISE)
+    inside = _inside(spectrum, settings)
+    if isinstance(inside, Status):
+        return Value(math.nan, inside)
     return Value(float(inside.ends(settings.data_range).double().mean()))
 
 
@@ -162,15 +153,17 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
     """The s at which i2f_range_psnr is ``target_psnr``; at least noise_std_for_psnr.
 
     A root in log s (Brent 1973): with the same draws at every s, the prediction falls
-    with the noise.
+    with the noise. The mean over the noise counts, also when a δ is given.
     """
-    least = noise_std_for_psnr(spectrum, settings)
-    missing, inside = _missing(spectrum, settings), spectrum.pixel_range
-    if missing is not None or inside is None or not least.status.usable:
-        return Value(math.nan, missing or least.status)
+    inside, least = _inside(spectrum, settings), noise_std_for_psnr(spectrum, settings)
+    if isinstance(inside, Status):
+        return Value(math.nan, inside)
+    if not least.status.usable:
+        return least
+    averaged = replace(spectrum, pulled=None, path=None, memo={})
 
     def predicted(s: float) -> float:
-        value = i2f_range_psnr(spectrum, replace(settings, noise_std=s))
+        value = i2f_range_psnr(averaged, replace(settings, noise_std=s))
         return value.number if value.status.usable else math.inf
 
     low = max(least.number, inside.least_noise(settings))
@@ -197,34 +190,46 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
     return Value(math.exp(root + 2 * _LOG_NOISE), least.status)
 
 
-def _errors(spectrum: SampleSpectrum, settings: Settings) -> InRange | Status:
-    missing, s = _missing(spectrum, settings), settings.noise_std
-    if missing is not None or s is None or spectrum.pixel_range is None:
-        return missing or _NO_NOISE
+def _errors(
+    spectrum: SampleSpectrum, settings: Settings, without: Value
+) -> InRange | Value:
+    """Errors of the most probable image in the range, or the answer without them.
+
+    Args:
+        spectrum: what was measured.
+        settings: noise and prior.
+        without: the score of an attacker who doesn't know the range.
+    """
+    inside, s = _inside(spectrum, settings), settings.noise_std
+    if isinstance(inside, Status):
+        return Value(math.nan, inside)
+    if s is None:
+        return _NO_NOISE
+    if not without.status.usable:
+        return without
+    if s < inside.least_noise(settings):
+        return Value(without.number, _AT_LEAST)
     key = f"range at {s!r}"
     if key not in spectrum.memo:
-        spectrum.memo[key] = spectrum.pixel_range.errors(settings, s, spectrum.pulled)
+        spectrum.memo[key] = inside.errors(settings, s, spectrum.pulled)
     errors: InRange = spectrum.memo[key]
     return errors
 
 
-def _too_little(spectrum: SampleSpectrum, settings: Settings) -> bool:
-    inside, s = spectrum.pixel_range, settings.noise_std
-    return inside is not None and s is not None and s < inside.least_noise(settings)
-
-
-def _missing(spectrum: SampleSpectrum, settings: Settings) -> Status | None:
-    inside: PixelRange | None = spectrum.pixel_range
-    if inside is None:
-        reason = spectrum.why_no_spectrum or "the pixels of the sample are not known"
-        return Status("not computed", reason)
+def _inside(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status:
+    """H, image and noise, or why nothing can be said about the range."""
+    if spectrum.eigenvalues is None:
+        return spectrum.no_spectrum().status
+    inside = spectrum.pixel_range
+    if not isinstance(inside, PixelRange):
+        return inside
     if inside.leaves(settings.data_range):
         return Status(
             "undefined",
             f"the sample leaves [0, {settings.data_range:g}], so its range is not "
             f"known; give mean and std of the normalisation, or data_range",
         )
-    return None
+    return inside
 
 
 def _exact_or_not(errors: InRange, status: Status) -> Status:

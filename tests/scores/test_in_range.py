@@ -7,11 +7,14 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 import leakwatch
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
-from leakwatch.scores import Settings
+from leakwatch.scores import Settings, groups
 from leakwatch.scores.measure.pixel_range import PixelRange
+from leakwatch.scores.updates.api import scores_of_updates
+from leakwatch.weight_update import WeightUpdate
 
 S = 0.05
 R = 0.4
@@ -154,3 +157,60 @@ def test_the_share_of_pixels_at_the_ends_is_counted() -> None:
     result = leakwatch.score(network(), x, y, "pixels_at_ends")
     expected = ((x == 0) | (x == 1)).flatten(1).double().mean(1)
     torch.testing.assert_close(result["pixels_at_ends"], expected)
+
+
+def test_the_noise_that_is_asked_for_holds_the_target() -> None:
+    x, y = samples()
+    found = leakwatch.score(
+        network(),
+        x,
+        y,
+        ["noise_std_for_range_psnr", "noise_std_for_psnr"],
+        target_psnr=20.0,
+        dtype=torch.float64,
+    )
+    needed = found["noise_std_for_range_psnr"]
+    least = found["noise_std_for_psnr"]
+    assert bool((needed >= least).all())
+    assert bool((needed > 1.01 * least).any())
+    for i, s in enumerate(needed.tolist()):
+        at = leakwatch.score(
+            network(),
+            x[i : i + 1],
+            y[i : i + 1],
+            "i2f_range_psnr",
+            noise_std=s,
+            dtype=torch.float64,
+        )
+        assert float(at["i2f_range_psnr"]) == pytest.approx(20.0, abs=5e-3)
+
+
+def test_that_noise_is_of_the_mean_also_when_one_is_given() -> None:
+    x, y = samples(2)
+    name = "noise_std_for_range_psnr"
+    net = network()
+    size = leakwatch.GradientMap(net).size
+    plain = leakwatch.score(net, x, y, name, target_psnr=15.0)
+    given = leakwatch.score(
+        net, x, y, name, target_psnr=15.0, delta=torch.full((2, size), 1e-3)
+    )
+    torch.testing.assert_close(given[name], plain[name], rtol=1e-6, atol=0.0)
+
+
+def test_updates_count_no_range_and_say_so() -> None:
+    x, y = samples()
+    net = network()
+    w = parameters_to_vector(net.parameters()).detach()
+    update = WeightUpdate(w, 1.001 * w[None], None, tuple(x.shape[1:]), len(x))
+    every = leakwatch.score_update(net, x[None], y[None], update, joint=False)
+    assert "i2f_range_psnr" not in every
+    named = leakwatch.score_update(net, x[None], y[None], update, "i2f_range_psnr")
+    status = named.status["i2f_range_psnr"][0][0]
+    assert str(status) == (
+        "not computed: the range of pixels is not counted in scores of updates"
+    )
+
+
+def test_the_group_is_refused_by_no_update() -> None:
+    assert {s.name for s in scores_of_updates("range")} == {*groups()["range"]}
+    assert "i2f_range_psnr" not in {s.name for s in scores_of_updates(["i2f", "loss"])}

@@ -243,6 +243,9 @@ def test_no_score_is_without_an_oracle() -> None:
         *("lavp_l2_max", "lavp_l2_min", "lavp_cos_max", "lavp_cos_min", "lavp_fusion"),
         *("i2f", "i2f_psnr", "i2f_lb", "i2f_nom", "i2f_bayes", "i2f_bayes_psnr"),
         *("leaked_bits", "fisher_information_loss", "noise_std_for_psnr"),
+        # In test_in_range.py.
+        *("i2f_range_psnr", "i2f_range", "i2f_told_psnr", "pixels_at_ends"),
+        "noise_std_for_range_psnr",
     }
     assert set(scores_package.available()) == covered
 

@@ -68,7 +68,7 @@ def test_every_score_explains_itself(name: str) -> None:
 
 def test_directions() -> None:
     """Errors and curvatures: large is safe, says the source. The rest: large leaks."""
-    errors = {"i2f", "i2f_lb", "i2f_nom", "i2f_bayes", *groups()["lavp"]}
+    errors = {"i2f", "i2f_lb", "i2f_nom", "i2f_bayes", "i2f_range", *groups()["lavp"]}
     for name in available():
         safer = get(name).direction == "higher = less exposed"
         assert safer == (name in errors), name

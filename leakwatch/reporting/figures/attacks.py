@@ -56,9 +56,10 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
         yaxis={"title": {"text": "PSNR [dB]"}},
     )
     lines: list[tuple[list[Column | None], str, str]] = []
-    for name in [name for name in HEADLINES if name in ledger.quantities][:1]:
-        predicted = [_of_attacked(ledger, moment, name) for moment in moments]
-        lines.append((predicted, f"predicted ({name})", BLUE))
+    headline = _predicted(ledger, moments)
+    if headline is not None:
+        predicted = [_of_attacked(ledger, moment, headline) for moment in moments]
+        lines.append((predicted, f"predicted ({headline})", BLUE))
     for kind, words, colour in _ATTACKS:
         reached = [conclusive_values(ledger, m, kind, "psnr") for m in moments]
         lines.append((reached, words, colour))
@@ -82,6 +83,15 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
             hovertemplate="%{y:.1f} dB<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
     return figure
+
+
+def _predicted(ledger: LedgerTable, moments: Sequence[Moment]) -> str | None:
+    """The first of the headlines of which anything is known."""
+    for name in HEADLINES:
+        columns = [ledger.columns.get((moment, name)) for moment in moments]
+        if any(column is not None and column.usable.any() for column in columns):
+            return name
+    return None
 
 
 def _of_attacked(ledger: LedgerTable, moment: Moment, name: str) -> Column | None:
@@ -110,7 +120,7 @@ def predicted_achieved(
     Returns:
         A plotly figure, ``None`` where no sample has both numbers.
     """
-    name = next((n for n in HEADLINES if (moment, n) in ledger.columns), None)
+    name = _predicted(ledger, [moment])
     if name is None:
         return None
     score = ledger.columns[moment, name]

@@ -67,8 +67,10 @@ def _of_sample(inputs: ScoreInputs, sample: int, plan: Plan) -> SampleSpectrum:
     )
     if spectrum.failure is not None:
         return spectrum
-    inside = inputs.pixel_range(sample, gram.h * scale**2) if plan.range else None
-    return replace(spectrum, grad_norm=Value(gram.norm * scale), pixel_range=inside)
+    if plan.range:
+        inside = inputs.pixel_range(sample, gram.h * scale**2)
+        spectrum = replace(spectrum, pixel_range=inside)
+    return replace(spectrum, grad_norm=Value(gram.norm * scale))
 
 
 def from_matrix(

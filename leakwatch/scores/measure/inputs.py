@@ -13,6 +13,7 @@ from torch import Tensor
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores.measure.pixel_range import PixelRange, noise_as_it_arrives
+from leakwatch.status import Status
 
 
 @final
@@ -80,15 +81,15 @@ class ScoreInputs:
 
     def pixel_range(
         self, sample: int, h: Float[Tensor, "d_x d_x"]
-    ) -> PixelRange | None:
-        """What an attack in the range of pixels depends on; ``None`` without pixels.
+    ) -> PixelRange | Status:
+        """What an attack in the range of pixels depends on, or why it is not known.
 
         Args:
             sample: position.
             h: its H, pixel units.
         """
         if self.pixels is None or self.offset is None:
-            return None
+            return Status("not computed", "the pixels of the sample are not known")
         return PixelRange(
             h, self.pixels[sample], self.offset[sample], self.arriving_noise[sample]
         )

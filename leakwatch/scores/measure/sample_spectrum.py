@@ -122,7 +122,7 @@ class SampleSpectrum:
         estimated: the same for δ + J(x − μ), with its distance to x − μ.
         scale: J/J̃, the scale at which the two were computed.
         pixel_range: H, image and noise, for attackers who know the range of pixels;
-            only when something asked for it.
+            or why they are not given.
         path: the Bayesian error for δ, integrated, where it was asked for; or why it
             failed.
         failure: why nothing but loss and ‖g‖ could be measured.
@@ -151,7 +151,7 @@ class SampleSpectrum:
     inverted: DampedSolution | None = None
     estimated: DampedSolution | None = None
     scale: float = 1.0
-    pixel_range: PixelRange | None = None
+    pixel_range: PixelRange | Status = NOT_ASKED.status
     path: InfluencePath | Status | None = None
     failure: Status | None = None
     memo: dict[str, Any] = field(default_factory=dict)

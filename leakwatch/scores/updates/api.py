@@ -27,7 +27,7 @@ gets there is another question.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -48,7 +48,31 @@ from leakwatch.scores.updates.evaluate import check_clients, evaluate_update
 from leakwatch.scores.updates.result import UpdateScores
 from leakwatch.weight_update import WeightUpdate
 
-__all__ = ["score_update"]
+__all__ = ["score_update", "scores_of_updates"]
+
+
+def scores_of_updates(names: str | Score | Iterable[str | Score]) -> tuple[Score, ...]:
+    """Scores to compute of an update.
+
+    Those that need the range of pixels, which is not counted here, are left out where
+    only a group among others asks for them.
+
+    Args:
+        names: as for :func:`leakwatch.scores.registry.resolve`.
+
+    Raises:
+        ValueError: for an unknown name or an empty list.
+
+    Example:
+        >>> "i2f_range_psnr" in [s.name for s in scores_of_updates("i2f")]
+        False
+        >>> [s.name for s in scores_of_updates(["loss", "i2f_range_psnr"])]
+        ['loss', 'i2f_range_psnr']
+    """
+    asked = [names] if isinstance(names, str | Score) else list(names)
+    every = resolve(asked)
+    counted = [s for s in every if "range" not in s.needs or {s, s.name} & {*asked}]
+    return tuple(counted) or every
 
 
 def score_update(
@@ -140,7 +164,7 @@ def score_update(
         )
     check_samples(x, y)
     scoring = Scoring(
-        resolve(scores),
+        scores_of_updates(scores),
         noise_std=noise_std,
         epsilon=epsilon,
         prior_std=prior_std,

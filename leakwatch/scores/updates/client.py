@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 JOINT: Final = ("joint_i2f_bayes", "joint_i2f_bayes_psnr")
 _EXACT_TOL: Final = 1e-9
+_NO_RANGE: Final = Status(
+    "not computed", "the range of pixels is not counted in scores of updates"
+)
 _TOL = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
@@ -230,6 +233,7 @@ def _with_mismatch(
     return replace(
         spectrum.perturbed(pulled, offset, largest, mismatch.entry_error),
         why_no_spectrum=_too_large(spectrum.d_x),
+        pixel_range=_NO_RANGE,
     )
 
 

@@ -243,7 +243,8 @@ class InitializationComparison:
     @property
     def _lead(self) -> str:
         """The predicted PSNR that was measured: ranks where nothing is named."""
-        return next((n for n in HEADLINES if n in self.quantities), "i2f_psnr")
+        known = {p.quantity for p in self.points if p.usable}
+        return next((name for name in HEADLINES if name in known), "i2f_psnr")
 
     def _check(self, quantity: str, moment: str) -> None:
         if quantity not in self.quantities:

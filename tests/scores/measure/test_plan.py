@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from leakwatch import GradientJacobian
 from leakwatch.scores import available, score
+from leakwatch.scores.measure.pixel_range import DRAWS
 
 Small = tuple[nn.Module, Tensor, Tensor]
 ALL = available()
@@ -42,13 +43,17 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("scores", [ALL, ["lavp_l2_min"], ["i2f"]])
+@pytest.mark.parametrize(
+    ("scores", "draws"),
+    [(ALL, DRAWS), (["lavp_l2_min"], 0), (["i2f_bayes", "lavp"], 0), (["i2f"], DRAWS)],
+)
 def test_one_gram_per_sample_whatever_is_asked(
-    small: Small, grams: list[int], products: list[str], scores: list[str]
+    small: Small, grams: list[int], products: list[str], scores: list[str], draws: int
 ) -> None:
+    """And noise is drawn only for who asks what the range of pixels changes."""
     result = score(*small, scores, noise_std=1e-2)
     assert grams == [0, 1, 2, 3, 4]
-    assert products == []
+    assert products == draws * ["normalized_rmatvec"]
     assert (result.solver, result.reason) == (
         "exact",
         "one Gram matrix serves all scores",
@@ -61,7 +66,7 @@ def test_a_perturbation_costs_one_product_more(
     delta = torch.full((5, 1510), 1e-3)
     score(*small, ALL, noise_std=1e-2, delta=delta, prior_covariance=torch.eye(64))
     assert grams == [0, 1, 2, 3, 4]
-    assert products == ["normalized_rmatvec"]
+    assert products == (1 + DRAWS) * ["normalized_rmatvec"]
 
 
 @pytest.mark.parametrize("scores", [["loss", "grad_norm"], "norms", ["lavp_l2_max"]])
