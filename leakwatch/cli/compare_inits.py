@@ -194,6 +194,6 @@ def _summary(comparison: InitializationComparison) -> str:
         )
         parts += [
             str(comparison.verdict(name, moment))
-            for name in (*comparison.attacks, "i2f_bayes_psnr")
+            for name in (*comparison.attacks, None)
         ]
     return "\n\n".join(parts)

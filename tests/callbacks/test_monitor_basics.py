@@ -100,8 +100,11 @@ def test_any_classifier_is_watched(
     else:
         run.fit(module(), train_dataloaders=loader())
     assert moments_of(watched) == [(0, 0), (1, steps)]
-    statuses = {r.status for r in rows_of(watched) if r.sample is not None}
-    assert statuses == {"ok"}
+    rows = [r for r in rows_of(watched) if r.sample is not None]
+    # Few draws of the noise may leave the mean over it uncertain.
+    drawn = {r.status for r in rows if r.quantity == "i2f_range_psnr"}
+    assert {s.split(":")[0] for s in drawn} <= {"ok", "estimated"}
+    assert {r.status for r in rows if r.quantity != "i2f_range_psnr"} == {"ok"}
 
 
 def test_the_issue_s_own_example(tmp_path: Path) -> None:
@@ -126,6 +129,7 @@ def test_values_are_those_of_the_score_function(tmp_path: Path) -> None:
         ["lavp", "i2f", "grad_norm", "loss"],
         noise_std=1e-3,
         prior_std=probes.prior_std,
+        prior_mean=probes.prior_mean,
         dtype=torch.float64,
     )
     rows = [r for r in rows_of(watched) if r.epoch == 1 and r.sample is not None]

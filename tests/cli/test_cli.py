@@ -227,7 +227,7 @@ def test_table_shows_what_the_ledger_holds(trained: Run) -> None:
     rows = [
         row
         for row in RiskLedger.open(trained.ledger).rows()
-        if (row.epoch, row.quantity) == (2, "i2f_bayes_psnr")
+        if (row.epoch, row.quantity) == (2, "i2f_range_psnr")
     ]
     worst = max(rows, key=lambda row: row.value)
     assert worst.label is not None
@@ -476,7 +476,7 @@ def test_audit_repeats_what_the_monitor_measured(
     )
     out = capsys.readouterr().out
     assert "best.ckpt: 4 samples of the train split" in out
-    assert "i2f_bayes_psnr" in out
+    assert "i2f_range_psnr" in out
     assert f"report: {output / 'report.html'}" in out
     metadata = json.loads((output / "run.json").read_text())
     assert metadata["class_names"] == ["cat", "dog", "owl"]

@@ -47,7 +47,7 @@ def test_table_ranking_and_files(
     printed = capsys.readouterr().out
     assert "uniform, seed 1: done" in printed
     assert "gs_mse, most exposed first: " in printed
-    assert "i2f_bayes_psnr, most exposed first: " in printed
+    assert "i2f_range_psnr, most exposed first: " in printed
     assert f"report: {out / 'report.html'}" in printed
     found = rows(out)
     assert {r["scheme"] for r in found} == {"uniform", "xavier"}

@@ -167,6 +167,7 @@ def test_the_noise_that_is_asked_for_holds_the_target() -> None:
         y,
         ["noise_std_for_range_psnr", "noise_std_for_psnr"],
         target_psnr=20.0,
+        prior_std=R,
         dtype=torch.float64,
     )
     needed = found["noise_std_for_range_psnr"]
@@ -180,6 +181,7 @@ def test_the_noise_that_is_asked_for_holds_the_target() -> None:
             y[i : i + 1],
             "i2f_range_psnr",
             noise_std=s,
+            prior_std=R,
             dtype=torch.float64,
         )
         assert float(at["i2f_range_psnr"]) == pytest.approx(20.0, abs=5e-3)

@@ -21,6 +21,7 @@ from leakwatch.studies.initializations.report import (
 
 #: What the short table shows, in this order, after the errors of attacks.
 _SHOWN: Final = (
+    "i2f_range_psnr",
     "i2f_bayes_psnr",
     "i2f",
     "inverse_sum",

@@ -110,10 +110,10 @@ def test_what_is_infinite_is_unknown_in_the_ranking(
     assert {r.scheme for r in verdict.ranked} == {"normal", "xavier"}
     assert "constant" in compared.table()
     assert "not known" in compared.table()
-    bayes = compared.verdict()
-    assert bayes.quantity.name == "i2f_bayes_psnr"
-    assert bayes.ranked[-1].scheme == "constant"
-    assert not bayes.unknown
+    lead = compared.verdict()
+    assert lead.quantity.name == "i2f_range_psnr"
+    assert lead.ranked[-1].scheme == "constant"
+    assert not lead.unknown
 
 
 def matched_by(
@@ -140,7 +140,7 @@ def test_failed_attacks_are_not_called_safe(compared: InitializationComparison) 
 def test_an_order_of_failures_does_not_lead_the_report(
     compared: InitializationComparison, tmp_path: Path
 ) -> None:
-    for schemes, first in (((), "i2f_bayes_psnr"), (("normal",), "dgl_mse")):
+    for schemes, first in (((), "i2f_range_psnr"), (("normal",), "dgl_mse")):
         found = matched_by(compared, *schemes)
         page = found.save(tmp_path / first).read_text()
         ranking = page.split('<ul class="limits">', 1)[1]
