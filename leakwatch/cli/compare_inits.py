@@ -192,8 +192,6 @@ def _summary(comparison: InitializationComparison) -> str:
         parts.append(
             f"{when}, means over seeds and samples:\n\n{comparison.table(moment)}"
         )
-        parts += [
-            str(comparison.verdict(name, moment))
-            for name in (*comparison.attacks, None)
-        ]
+        names = (*comparison.attacks, None)
+        parts += [str(comparison.verdict(name, moment)) for name in names]
     return "\n\n".join(parts)
