@@ -270,7 +270,9 @@ def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
     parts = {(r.sample, r.quantity): r.value for rank in (0, 1) for r in share(rank, 2)}
     assert parts.keys() == whole.keys()
     for key, value in whole.items():
-        assert parts[key] == pytest.approx(value, rel=1e-9, abs=1e-12), key
+        # Noise arrives through float32 products of a whole batch: its last digit moves.
+        rel = 1e-7 if key[1] == "i2f_range_psnr" else 1e-9
+        assert parts[key] == pytest.approx(value, rel=rel, abs=1e-12), key
 
 
 def test_pictures_stay_in_the_ledger_and_reach_the_report(tmp_path: Path) -> None:

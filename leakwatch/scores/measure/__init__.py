@@ -5,5 +5,5 @@
 ``power_iteration`` (the papers' recipe). Each turns ``inputs`` into one
 ``sample_spectrum`` per sample, which ``measure`` completes. ``gaussian_channel`` and
 ``influence_path`` tell how well the best estimator with a Gaussian prior recovers the
-image.
+image, ``pixel_range`` what it gains by knowing the range of pixels.
 """
