@@ -5,7 +5,7 @@ A score is a number computed from what was measured about one sample, its
 :class:`Settings`. It states what it needs; the cheapest way to measure what all scores
 of a call need is chosen by itself, and measured once.
 
-- ``lavp``, ``i2f``, ``bayes``, ``in_range``, ``norms``: the scores, one file per family;
+- ``lavp``, ``i2f``, ``bayes``, ``in_range``, ``norms``: the scores, a file per family;
 - ``registry``: scores by name; ``result``: values with their status;
 - ``measure``: from samples at a network to the spectrum of each;
 - ``batches``, ``api``: from spectra to the scores of a batch, ``leakwatch.score``;

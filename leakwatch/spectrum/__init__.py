@@ -5,8 +5,8 @@ eigenvalues, `lanczos` for the largest from about ten products, `power` to repro
 published numbers. On a factor J of H = JᵀJ, with ``forward`` and ``backward``
 (`FactorOperator`), where J is too large to form: `ends` for λ_1 and an interval of
 λ_min, `quadrature` for sums over all eigenvalues with their errors, `damped` for
-(H + εI)⁻¹Jᵀb at every ε, `trace` for Σλ alone. `box` minimises quadratics between bounds. None of them knows of
-models.
+(H + εI)⁻¹Jᵀb at every ε, `trace` for Σλ alone. `box` minimises quadratics
+between bounds. None of them knows of models.
 """
 
 from __future__ import annotations
