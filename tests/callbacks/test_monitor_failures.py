@@ -87,7 +87,7 @@ def test_an_exception_in_the_evaluation(
     run = fit(tmp_path, watched, max_epochs=3)
     assert run.current_epoch == 3
     (said,) = ours(caught)
-    assert "39 of 39 values failed at epoch 1" in said
+    assert "42 of 42 values failed at epoch 1" in said
     assert "ArithmeticError: bad" in said
     rows = by_epoch(rows_of(watched))
     assert list(rows) == [0, 1, 2, 3]

@@ -163,7 +163,9 @@ def test_training_is_bit_identical(
     watched = EveryStep(probes=3, verbose=False, report=False)
     seen = run(tmp_path / "watched", module, watched, **changes)
     assert len(moments_of(watched)) > 8
-    assert {r.status.split(":")[0] for r in rows_of(watched)} <= {"ok", "undefined"}
+    # The prediction in the range of pixels is a mean over draws.
+    words = {r.status.split(":")[0] for r in rows_of(watched)}
+    assert words <= {"ok", "undefined", "estimated"}
     assert_same(seen, plain)
 
 

@@ -145,7 +145,7 @@ def test_an_exception_in_one_process_stops_nothing(two: Results) -> None:
         else:
             assert status == "ok"
     (said,) = found["said"]
-    assert "13 of 39 values failed at epoch 0" in said
+    assert "14 of 42 values failed at epoch 0" in said
     assert two["broken"][1]["said"] == []
 
 

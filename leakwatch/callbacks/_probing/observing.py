@@ -51,6 +51,7 @@ def observing(module: nn.Module) -> Iterator[None]:
         ValueError: a parameter or buffer has no shape yet (lazy modules).
 
     Example:
+        >>> import torch
         >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
         >>> with observing(net):
         ...     _ = net.eval()(torch.rand(4, 2)).sum().backward()

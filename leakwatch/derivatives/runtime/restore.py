@@ -133,7 +133,9 @@ class Snapshot:
             storage.copy_(numbers)
         for parameter, storage, grad, requires_grad in self._parameters:
             _reattach(parameter, storage)
-            parameter.requires_grad_(requires_grad)
+            # Parameters made in inference mode refuse to be told even what they are.
+            if parameter.requires_grad is not requires_grad:
+                parameter.requires_grad_(requires_grad)
             if parameter.grad is not grad:
                 parameter.grad = grad
 
