@@ -93,7 +93,7 @@ def test_an_exception_in_the_evaluation(
     assert list(rows) == [0, 1, 2, 3]
     assert {r.status for r in rows[0]} == {"ok"}
     for epoch in (1, 2, 3):
-        assert len(rows[epoch]) == 39
+        assert len(rows[epoch]) == 42
         (status,) = {r.status for r in rows[epoch]}
         assert status.startswith("failed: ArithmeticError: bad luck (test_monitor_")
         assert all(math.isnan(r.value) for r in rows[epoch])
