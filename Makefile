@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 # One thread: a second gains little at this size and loses much on a busy machine.
 demo: $(VENV)/.ready
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/leakwatch fit --config configs/quickstart.yaml
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/leakwatch fit --config leakwatch:quickstart
 
 test: lint unit
 

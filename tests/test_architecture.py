@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -244,8 +245,8 @@ assert bool(torch.isfinite(found["lavp_l2_max"]).all())
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_two_links_at_the_top_lead_into_the_package() -> None:
-    for name in ("callbacks", "datamodules"):
+def test_the_links_at_the_top_lead_into_the_package() -> None:
+    for name in ("callbacks", "configs", "datamodules"):
         link = ROOT / name
         assert link.is_symlink()
         assert link.resolve() == ROOT / "leakwatch" / name
@@ -282,13 +283,16 @@ def test_a_wheel_installed_elsewhere_has_every_public_name(tmp_path: Path) -> No
         names = archive.namelist()
         archive.extractall(elsewhere)
     assert "leakwatch/py.typed" in names
-    for kind in ("j2", "css", "js"):
+    for kind in ("j2", "css", "js", "yaml"):
         ours = {
             str(path.relative_to(ROOT)) for path in ROOT.glob(f"leakwatch/**/*.{kind}")
         }
         assert ours
         assert ours == {n for n in names if n.endswith(f".{kind}")}
-    assert not [n for n in names if n.startswith(("callbacks", "datamodules", "tests"))]
+    assert {n.partition("/")[0] for n in names} == {
+        "leakwatch",
+        "lightning_leakwatch-0.1.0.dist-info",
+    }
     code = "import importlib, leakwatch\n" + "\n".join(
         f"m = importlib.import_module({module!r}); [getattr(m, n) for n in {names!r}]"
         for module, names in PUBLIC.items()
@@ -308,3 +312,44 @@ assert "a predicted PSNR of" in write_report("run").read_text("utf-8")
         cwd=tmp_path,
         check=True,
     )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    options = [
+        "--trainer.max_epochs=1",
+        "--trainer.limit_train_batches=2",
+        "--trainer.limit_val_batches=1",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.callbacks.probes=1",
+        "--trainer.callbacks.at_start=false",
+        "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
+        "--trainer.logger.save_dir=runs",
+    ]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "leakwatch", "fit"),
+            *("--config", "leakwatch:quickstart", *options),
+        ],
+        cwd=empty,
+        env={**os.environ, "PYTHONPATH": str(elsewhere)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (report,) = empty.rglob("report.html")
+    assert f"report: {report}" in done.stdout
+
+
+def test_nothing_installs_the_namesake_on_the_index() -> None:
+    # The name `leakwatch` on the package index is another project's.
+    listed = subprocess.run(
+        ["git", "grep", "-nIE", r"pip install.*[^-./]\bleakwatch\b"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode > 1:
+        pytest.skip("not a git checkout")
+    here = Path(__file__).name
+    assert [line for line in listed.stdout.splitlines() if here not in line] == []

@@ -356,7 +356,10 @@ def check_values(run: Path) -> None:
 def test_configs_in_comments_exist() -> None:
     named: set[str] = set()
     for path in CONFIGS.rglob("*.yaml"):
-        found = re.findall(r"configs/([\w/]+\.yaml)", path.read_text())
+        found = [
+            f"{name}.yaml"
+            for name in re.findall(r"--config leakwatch:([\w/]+)", path.read_text())
+        ]
         assert str(path.relative_to(CONFIGS)) in found
         named.update(found)
     assert named <= CASES.keys() | OTHERS

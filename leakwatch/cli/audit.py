@@ -55,7 +55,7 @@ def attack(argv: list[str]) -> None:
         "table.",
         epilog="All options of `leakwatch fit` are understood as well, --config above "
         "all: model, data and InversionAudit are those of the config. Add for "
-        "instance --config configs/attack/inverting_gradients.yaml to choose an "
+        "instance --config leakwatch:attack/inverting_gradients to choose an "
         "attack; without an InversionAudit its defaults apply.",
         allow_abbrev=False,
         exit_on_error=False,

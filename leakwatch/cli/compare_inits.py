@@ -117,7 +117,7 @@ def compare_inits(argv: list[str]) -> None:
         epilog="All options of `leakwatch fit` are understood as well, --config above "
         "all: model and data are those of the config. The group `compare` holds what "
         "is compared: --compare.schemes, seeds, samples, noise_std, attacks, steps, "
-        "repeats, start, epochs and more; see configs/compare_inits.yaml.",
+        "repeats, start, epochs and more; see leakwatch:compare_inits.",
         allow_abbrev=False,
         exit_on_error=False,
     )

@@ -7,7 +7,6 @@ Nothing heavy is imported before a command needs it: ``leakwatch --help`` and
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import linecache
 import os
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Final, final
 
 from leakwatch import __version__
+from leakwatch.cli.configs import with_paths
+from leakwatch.names import unknown
 
 
 @final
@@ -50,7 +51,7 @@ _COMMANDS: Final = {
         "fit",
         "train a model and watch what its gradients give away",
         "nothing to train; pass a config, such as "
-        "`leakwatch fit --config configs/quickstart.yaml`.",
+        "`leakwatch fit --config leakwatch:quickstart`.",
     ),
     "audit": _Command("audit", "audit", "score a finished checkpoint once"),
     "attack": _Command(
@@ -63,16 +64,17 @@ _COMMANDS: Final = {
         "compare_inits",
         "compare initialisations by what they give away",
         "nothing to compare; pass a config, such as "
-        "`leakwatch compare-inits --config configs/compare_inits.yaml`.",
+        "`leakwatch compare-inits --config leakwatch:compare_inits`.",
     ),
     "trade-off": _Command(
         "trade_off",
         "compare_defenses",
         "compare defenses by what they cost and what they buy",
         "nothing to compare; pass a config, such as "
-        "`leakwatch trade-off --config configs/trade_off.yaml`.",
+        "`leakwatch trade-off --config leakwatch:trade_off`.",
     ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
+    "configs": _Command("configs", "configs", "list the configs that come along"),
 }
 
 _USAGE: Final = """\
@@ -88,11 +90,11 @@ options:
   --version   show the version and exit
 
 examples:
-  leakwatch fit --config configs/quickstart.yaml
+  leakwatch fit --config leakwatch:quickstart
   leakwatch audit --config RUN/config.yaml --ckpt last.ckpt
   leakwatch attack --config RUN/config.yaml --ckpt last.ckpt
-  leakwatch compare-inits --config configs/compare_inits.yaml
-  leakwatch trade-off --config configs/trade_off.yaml
+  leakwatch compare-inits --config leakwatch:compare_inits
+  leakwatch trade-off --config leakwatch:trade_off
   leakwatch report runs/quickstart/version_0
 
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not
@@ -143,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"leakwatch {__version__}")
         return 0
     if command not in _COMMANDS:
-        return _fail("leakwatch", _unknown(command), 2)
+        return _fail("leakwatch", unknown("command", command, _COMMANDS), 2)
     return _run(command, arguments[1:])
 
 
@@ -155,7 +157,7 @@ def _run(command: str, arguments: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        _COMMANDS[command].run(arguments)
+        _COMMANDS[command].run(with_paths(arguments))
         return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -173,12 +175,6 @@ def _help() -> str:
         f"  {name:<{width}} {command.purpose}" for name, command in _COMMANDS.items()
     )
     return _USAGE.format(commands=commands)
-
-
-def _unknown(command: str) -> str:
-    close = difflib.get_close_matches(command, _COMMANDS, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown command {command!r}; {meant}commands: {', '.join(_COMMANDS)}."
 
 
 def _fail(program: str, sentence: str, status: int) -> int:

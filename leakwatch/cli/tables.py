@@ -140,7 +140,7 @@ def say_where(saved: Path) -> None:
     else:
         print(
             f"recorded in: {saved.parent}; no report: it needs plotly, "
-            'pip install "leakwatch[report]"'
+            "pip install jinja2 plotly pandas"
         )
 
 

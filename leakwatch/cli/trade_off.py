@@ -150,7 +150,7 @@ def compare_defenses(argv: list[str]) -> None:
         "all: model, data and training are those of the config. The group `trade_off` "
         "holds what is compared: --trade_off.defenses, budgets, unit, mixup, seeds, "
         "samples, queries, attack, steps, attackers, pretrain_epochs, wandb and more; "
-        "see configs/trade_off.yaml.",
+        "see leakwatch:trade_off.",
         allow_abbrev=False,
         exit_on_error=False,
     )

@@ -88,7 +88,7 @@ class ConfiguredCLI(LightningCLI):
         if built.get("data") is None and not own:
             raise ValueError(
                 "the config names no data; add some, such as "
-                "--config configs/data/mnist_sample.yaml."
+                "--config leakwatch:data/mnist_sample."
             )
 
 
@@ -186,7 +186,7 @@ def _summarize(
         print(
             "\nNothing was watched: trainer.callbacks has no LeakageMonitor and no "
             "InversionAudit; add "
-            "--config configs/monitor/default.yaml."
+            "--config leakwatch:monitor/default."
         )
     for directory in runs:
         if not RiskLedger(directory).position:

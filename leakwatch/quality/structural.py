@@ -23,8 +23,7 @@ _SMALLEST_FSIM: Final = 16
 _FLAT: Final = 1e-6
 
 PIQ_MISSING: Final = (
-    "FSIM needs the package piq, which is not installed: "
-    'pip install "leakwatch[quality]"'
+    "FSIM needs the package piq, which is not installed: pip install piq"
 )
 
 

@@ -29,6 +29,6 @@ def require(module: str, purpose: str) -> Any:
         package = module.partition(".")[0]
         raise ModuleNotFoundError(
             f"{purpose} needs {package}, which is not installed. "
-            'Install it with: pip install "leakwatch[report]"',
+            "Install it with: pip install jinja2 plotly pandas",
             name=package,
         ) from error

@@ -159,13 +159,13 @@ def test_unknown_command(
 ) -> None:
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
-        f"unknown command {command!r}; {hint}commands: fit, audit, attack, "
-        "compare-inits, trade-off, report."
+        f"unknown command {command!r}; {hint}choose from fit, audit, attack, "
+        "compare-inits, trade-off, report, configs."
     )
 
 
 @pytest.mark.parametrize(
-    "command", ["audit", "attack", "compare-inits", "trade-off", "report"]
+    "command", ["audit", "attack", "compare-inits", "trade-off", "report", "configs"]
 )
 def test_help_of_one_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -184,7 +184,7 @@ def test_light_commands_import_no_torch(trained: Run) -> None:
     code = (
         "import sys; from leakwatch.cli import main\n"
         "for argv in (['--help'], ['--version'], ['fit'], ['audit', '--help'],\n"
-        "             ['report', sys.argv[1]]): main(argv)\n"
+        "             ['configs'], ['report', sys.argv[1]]): main(argv)\n"
         "print('heavy:', sorted({'torch', 'lightning', 'wandb'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -379,7 +379,23 @@ def test_a_config_without_data(
 
 def test_fit_without_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit"]) == 2
-    assert "--config configs/quickstart.yaml" in sentence(capsys, "leakwatch fit")
+    assert "--config leakwatch:quickstart" in sentence(capsys, "leakwatch fit")
+
+
+def test_a_config_of_the_package_is_found_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["configs"]) == 0
+    names = capsys.readouterr().out.split()
+    assert "leakwatch:quickstart" in names
+    assert "leakwatch:attack/lavp_cosine" in names
+    assert main(["configs", "leakwatch:quickstart"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_epochs"] == 5
+    for options in (["--config=leakwatch:quickstat"], ["--config", "leakwatch:a"]):
+        assert main(["fit", *options]) == 1
+        assert sentence(capsys, "leakwatch fit").startswith("there is no config leakw")
+    assert main(["configs", "lenet_relo"]) == 1
+    assert "did you mean 'model/lenet_relu'? " in sentence(capsys, "leakwatch configs")
 
 
 def test_debugging_shows_the_traceback(

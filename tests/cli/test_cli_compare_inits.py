@@ -135,7 +135,7 @@ def test_mistakes(
 
 def test_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare-inits"]) == 2
-    assert "configs/compare_inits.yaml" in capsys.readouterr().err
+    assert "leakwatch:compare_inits" in capsys.readouterr().err
 
 
 def test_the_shipped_config_runs_with_its_values(

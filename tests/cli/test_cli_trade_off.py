@@ -161,7 +161,7 @@ def test_mistakes_are_said_before_training(
 
 def test_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trade-off"]) == 2
-    assert "configs/trade_off.yaml" in capsys.readouterr().err
+    assert "leakwatch:trade_off" in capsys.readouterr().err
 
 
 def test_when_every_cell_fails(

