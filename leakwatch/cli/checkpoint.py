@@ -12,6 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from leakwatch.reporting.ledger.claim import LOCK, claim
+
 _MOST_NAMED = 4
 
 
@@ -107,7 +109,7 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
 def free_directory(
     asked: str | None, checkpoint: Checkpoint | None, command: str
 ) -> Path:
-    """Return a directory that holds nothing yet: nothing overwrites another's results.
+    """Claim a directory that holds nothing yet: nothing overwrites another's results.
 
     Args:
         asked: What the user wants; None: named after the command.
@@ -118,10 +120,16 @@ def free_directory(
     beside = above / f"leakwatch-{command}"
     path = beside if asked is None else Path(asked).expanduser()
     free, number = path, 0
-    while free.exists() and (free.is_file() or any(free.iterdir())):
+    while _holds_something(free) or not claim(free) or _holds_something(free):
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
+
+
+def _holds_something(path: Path) -> bool:
+    if not path.is_dir():
+        return path.exists()
+    return any(entry.name != LOCK for entry in path.iterdir())
 
 
 def _load(file: Path, trust: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from leakwatch.reporting import write_report
@@ -42,10 +43,12 @@ def find_run(directory: str | Path) -> Path:
     path = Path(directory).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"there is no directory {path}.")
-    for candidate in (path, path / "leakwatch"):
-        if _is_run(candidate):
-            return candidate
-    runs = sorted({file.parent for file in path.rglob("run.json")})
+    if _is_run(path):
+        return path
+    # Names of the monitor's runs that share a log directory.
+    named = re.compile(r"leakwatch(-\d+)?")
+    runs = sorted(p for p in path.iterdir() if named.fullmatch(p.name) and _is_run(p))
+    runs = runs or sorted({file.parent for file in path.rglob("run.json")})
     if len(runs) == 1:
         return runs[0]
     if runs:

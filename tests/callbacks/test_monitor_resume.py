@@ -23,6 +23,7 @@ from monitor_cases import (
     rows_of,
     trainer,
 )
+from reporting.writers import writer_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakwatch import ProbeSet
@@ -132,22 +133,45 @@ def test_interrupted_at_each_epoch_and_resumed_in_the_same_directory(
     assert all(0 < f <= 1 for f in fractions)
 
 
-def test_resuming_from_an_early_checkpoint_keeps_the_longer_record(
+def test_resuming_from_an_early_checkpoint_cuts_back_and_keeps_what_it_replaces(
+    tmp_path: Path, long_run: dict[str, Any]
+) -> None:
+    directory = tmp_path / "record"
+    shutil.copytree(long_run["directory"], directory)
+    checkpoint = moved(long_run["root"] / "epochs/epoch=0.ckpt", tmp_path, directory)
+    measured = {p.name: p.read_bytes() for p in (directory / "ledger").iterdir()}
+    count = len([r for r in long_run["record"] if r[0] <= 2 and r[1] <= 12])
+    for number in "12":
+        watched = every_third(directory=str(directory))
+        go(tmp_path, watched, ckpt_path=checkpoint, max_epochs=2)
+        assert watched.run_directory == str(directory)
+        assert record_of(watched) == long_run["record"][:count]
+        assert RiskLedger(directory).problems == ()
+        aside = {
+            p.name: p.read_bytes()
+            for p in (directory / "replaced" / number / "ledger").iterdir()
+        }
+        assert min(aside) == "part-000003.csv"
+        if number == "1":
+            kept = {n: data for n, data in measured.items() if n < "part-000003"}
+            assert kept | aside == measured
+    assert not (tmp_path / "record-1").exists()
+
+
+def test_a_run_that_another_process_goes_on_with_is_left_to_it(
     tmp_path: Path, long_run: dict[str, Any]
 ) -> None:
     directory = tmp_path / "record"
     shutil.copytree(long_run["directory"], directory)
     checkpoint = moved(long_run["root"] / "epochs/epoch=0.ckpt", tmp_path, directory)
     before = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
-    watched = every_third(directory=str(directory))
-    go(tmp_path, watched, ckpt_path=checkpoint, max_epochs=2)
+    with writer_of(directory):
+        watched = every_third(directory=str(directory))
+        go(tmp_path, watched, ckpt_path=checkpoint, max_epochs=2)
     assert watched.run_directory == str(tmp_path / "record-1")
-    count = len([r for r in long_run["record"] if r[0] <= 2 and r[1] <= 12])
-    assert record_of(watched) == long_run["record"][:count]
-    assert {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()} == before
-    again = every_third(directory=str(directory))
-    go(tmp_path, again, ckpt_path=checkpoint, max_epochs=2)
-    assert again.run_directory == str(tmp_path / "record-2")
+    assert moments_of(watched)[:3] == long_run["moments"][:3]
+    after = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+    assert after == before | {directory / ".lock": b""}
 
 
 def moved(checkpoint: Path, tmp_path: Path, directory: Path) -> Path:

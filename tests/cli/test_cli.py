@@ -777,6 +777,20 @@ def test_report_of_several_runs_lists_them(
     assert str(tmp_path / "a") in message
 
 
+def test_report_of_runs_that_share_a_log_directory_takes_none_silently(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("leakwatch", "leakwatch-audit"):
+        shutil.copytree(trained.ledger, tmp_path / name)
+    assert main(["report", str(tmp_path)]) == 0
+    assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "leakwatch"
+    shutil.copytree(trained.ledger, tmp_path / "leakwatch-1")
+    assert main(["report", str(tmp_path)]) == 1
+    message = sentence(capsys, "leakwatch report")
+    assert "holds 2 recorded runs" in message
+    assert str(tmp_path / "leakwatch-1") in message
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_report_of_nothing(
     exists: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

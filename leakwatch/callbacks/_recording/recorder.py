@@ -23,6 +23,7 @@ from leakwatch.reporting import (
     without_layers,
     write_report,
 )
+from leakwatch.reporting.ledger.claim import release
 
 __all__ = ["Recorder", "Warn"]
 
@@ -54,6 +55,7 @@ class Recorder:
         prefix: str,
         warn: Warn,
     ) -> None:
+        self._directory = directory
         self._probes = probes
         self._metadata = dict(metadata)
         self._prefix = prefix
@@ -145,6 +147,8 @@ class Recorder:
     def finish(self, loggers: Sequence[Logger], *, report: bool) -> Path | None:
         """Sends figures to the loggers that hold them and writes the report.
 
+        Another process may write into the directory afterwards.
+
         Args:
             loggers: of the trainer.
             report: whether to write it.
@@ -152,36 +156,40 @@ class Recorder:
         Returns:
             The report's path, if there is one.
         """
-        if self._ledger is None or not self._ledger.position:
-            return None
         try:
-            rows = self._ledger.rows()
-            if rows and any(publish.has_figures(logger) for logger in loggers):
-                quantities = quantities_from_metadata(self._metadata)
-                names = self._probes.class_names
-                of_samples = without_layers(rows)
-                figures = {
-                    "risk": risk_over_epochs(of_samples, quantities, names),
-                    "classes": class_bars(of_samples, quantities, names),
-                    "layers": layers_over_epochs(rows),
-                }
-                self._refused(
-                    publish.publish_figures(
-                        loggers,
-                        figures,
-                        step=rows[-1].step,
-                        epoch=rows[-1].epoch,
-                        prefix=self._prefix,
-                    )
-                )
+            if self._ledger is None or not self._ledger.position:
+                return None
+            self._draw(self._ledger.rows(), loggers)
             return write_report(self._ledger.directory) if report else None
         except Exception as error:
             self._warn(
                 "report",
-                f"there is no report of {self._ledger.directory}, only its ledger: "
-                f"{error}",
+                f"there is no report of {self._directory}, only its ledger: {error}",
             )
+        finally:
+            release(self._directory)
         return None
+
+    def _draw(self, rows: Sequence[Row], loggers: Sequence[Logger]) -> None:
+        if not rows or not any(publish.has_figures(logger) for logger in loggers):
+            return
+        quantities = quantities_from_metadata(self._metadata)
+        names = self._probes.class_names
+        of_samples = without_layers(rows)
+        figures = {
+            "risk": risk_over_epochs(of_samples, quantities, names),
+            "classes": class_bars(of_samples, quantities, names),
+            "layers": layers_over_epochs(rows),
+        }
+        self._refused(
+            publish.publish_figures(
+                loggers,
+                figures,
+                step=rows[-1].step,
+                epoch=rows[-1].epoch,
+                prefix=self._prefix,
+            )
+        )
 
     def _opened(self, directory: Path, run: str, past: PastRecord | None) -> RiskLedger:
         lost = ""
@@ -193,10 +201,11 @@ class Recorder:
                 lost = str(error)
                 ledger = RiskLedger(directory, run=run)
             since = created(past)
-        said = [lost] if lost else [str(warning.message) for warning in caught]
-        if said:
-            text = "; ".join(said)
-            self._warn("past", f"the record before the checkpoint is lost: {text}")
+        if lost:
+            self._warn("past", f"the record before the checkpoint is lost: {lost}")
+        elif caught:
+            said = "; ".join(str(warning.message) for warning in caught)
+            self._warn("past", f"the record before the checkpoint has faults: {said}")
         if since is not None:
             self._metadata["created"] = since
         ledger.write_metadata(self._metadata)

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from leakwatch import __version__
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger
+from leakwatch.reporting.ledger.claim import claim, release
 from leakwatch.reporting.message import GRADIENT, Message
 from leakwatch.reporting.quantities import Quantity
 from leakwatch.reporting.run_facts import NEARLY_UNDEFENDED
@@ -86,8 +87,9 @@ def run_directory(trainer: Trainer, natural: Path, past: PastRecord | None) -> P
     """The directory of this run's ledger, the same in every process.
 
     Nothing recorded is ever overwritten: a run goes on in a directory only if that
-    holds exactly its own past. Everywhere else it starts a new one, named
-    ``leakwatch-1``, ``leakwatch-2``, … where the natural name is taken.
+    holds its own past, cut back to the checkpoint, and no other process writes there.
+    Everywhere else it starts a new one, named ``leakwatch-1``, ``leakwatch-2``, …
+    where the natural name is taken. The directory is this process's until `release`.
 
     Args:
         trainer: the trainer; every process must call this.
@@ -100,7 +102,7 @@ def run_directory(trainer: Trainer, natural: Path, past: PastRecord | None) -> P
     path = natural
     if trainer.is_global_zero:
         number = 0
-        while _occupied(path, past):
+        while not _claimed(path, past):
             number += 1
             path = natural.with_name(f"{natural.name}-{number}")
     shared: str = trainer.strategy.broadcast(str(path))
@@ -151,9 +153,20 @@ def _occupied(path: Path, past: PastRecord | None) -> bool:
             return False
     except OSError:  # nothing can be recorded there; opening the ledger says why
         return False
-    if past is None or not _same(past.directory, path) or _run_in(path) != past.run:
+    return past is None or not _same(past.directory, path) or _run_in(path) != past.run
+
+
+def _claimed(path: Path, past: PastRecord | None) -> bool:
+    if _occupied(path, past):
+        return False
+    try:
+        mine = claim(path)
+    except OSError:  # nothing can be recorded there; opening the ledger says why
         return True
-    return there.position > past.position
+    if mine and _occupied(path, past):  # by a process that was faster
+        release(path)
+        return False
+    return mine
 
 
 def _same(directory: str, path: Path) -> bool:

@@ -2,22 +2,23 @@
 
 Layout of a run directory::
 
-    run.json                 what the run is and what its quantities mean
+    run.json                 what the run is, what its quantities mean, and the hash
+                             of every file below but the report
     ledger/part-000000.csv   one file per probe step
     spectra/part-000000.npz  eigenvalues of that step, where they were kept
     attacks/part-000000.npz  reconstructions of that step: private, never uploaded
     probes.npz               pictures of the probes: private, never uploaded
+    replaced/1/              parts that a resumed run measured again, as they were
     report.html              written by `leakwatch.reporting.write_report`
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
@@ -26,8 +27,10 @@ import numpy.typing as npt
 
 from leakwatch.reporting.ledger.dataframe import to_dataframe
 from leakwatch.reporting.ledger.rows import Row, decode_rows, encode_rows
+from leakwatch.reporting.ledger.run_file import RunFile, check_entry, entry_of
 from leakwatch.reporting.ledger.storage import (
     Arrays,
+    check_arrays,
     decode_arrays,
     encode_arrays,
     make_private_directory,
@@ -38,8 +41,6 @@ from leakwatch.reporting.quantities import class_names_from_metadata
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SCHEMA_VERSION: Final = 1
 
 # Directories of arrays that belong to a part.
 _BESIDE: Final = ("spectra", "attacks")
@@ -81,6 +82,7 @@ class RiskLedger:
         self.directory = Path(directory)
         self.run = run
         self._warned: dict[str, str] = {}
+        self._run_file = RunFile(self.directory, self._warn)
         if self.directory.exists() and not self.directory.is_dir():
             raise NotADirectoryError(
                 f"{self.directory} is a file; expected a directory for the ledger"
@@ -147,7 +149,9 @@ class RiskLedger:
         while self._part(self._position).exists():
             self._position += 1
         # The CSV part is the commit: arrays go first, and those of a step whose
-        # part never came are overwritten or removed by the next append.
+        # part never came are overwritten or removed by the next append. Hashes come
+        # last, so that one part at most is without.
+        entries = self._unlisted()
         for kind, content in beside.items():
             path = self._beside(kind, self._position)
             if content is None:
@@ -155,12 +159,21 @@ class RiskLedger:
             else:
                 make_private_directory(path.parent)
                 write_atomically(path, content)
-        write_atomically(self._part(self._position), table)
+                entries[self._name(path)] = entry_of(content)
+        path = self._part(self._position)
+        write_atomically(path, table)
+        entries[self._name(path)] = entry_of(table, table=True)
         self._position += 1
+        try:
+            self._run_file.list(entries, self.run)
+        except OSError as error:
+            self._warn("hash", f"the hash of {path} is not in run.json: {error}")
         return self._position
 
     def truncate(self, position: int) -> None:
-        """Drop all parts from ``position`` on: resuming redoes those probes.
+        """Take back all parts from ``position`` on: resuming redoes those probes.
+
+        They are moved into a numbered folder in ``replaced``.
 
         Raises:
             ValueError: If ``position`` is negative.
@@ -168,11 +181,22 @@ class RiskLedger:
         if position < 0:
             raise ValueError(f"position is {position}, expected 0 or more")
         self._warn_if_short(position, self)
-        for index in sorted(self._parts(), reverse=True):
-            if index >= position:
-                self._part(index).unlink()
-                for kind in _BESIDE:
-                    self._beside(kind, index).unlink(missing_ok=True)
+        going = [index for index in self._parts() if index >= position]
+        files = [
+            path
+            for index in sorted(going, reverse=True)
+            for path in (self._part(index), *(self._beside(k, index) for k in _BESIDE))
+        ]
+        # First: a hash without its file would be said to be a loss.
+        listed = self._run_file.files()
+        self._run_file.forget(name for name in listed if _index_of(name) >= position)
+        if going:
+            replaced = self._free_folder()
+            for path in files:
+                target = replaced / path.relative_to(self.directory)
+                if path.is_file():
+                    make_private_directory(target.parent)
+                    os.replace(path, target)
         if (self.directory / "ledger").is_dir():
             for leftover in (self.directory / "ledger").glob(".part-*.tmp"):
                 with contextlib.suppress(OSError):
@@ -201,20 +225,27 @@ class RiskLedger:
                 "empty directory or call truncate(0) first"
             )
         self._warn_if_short(position, source)
+        # As they were written: what was damaged since stays known to be.
+        listed = source._run_file.files()
+        entries = {k: v for k, v in listed.items() if 0 <= _index_of(k) < position}
         for index in sorted(i for i in source._parts() if i < position):
             make_private_directory(self.directory)
-            pairs = [
-                (source._beside(kind, index), self._beside(kind, index))
-                for kind in _BESIDE
-            ]
-            for old, new in [*pairs, (source._part(index), self._part(index))]:
+            for kind in (*_BESIDE, ""):
+                old = source._beside(kind, index) if kind else source._part(index)
                 if old.is_file():
+                    new = self.directory / old.relative_to(source.directory)
                     make_private_directory(new.parent)
                     write_atomically(new, old.read_bytes())
             self._position = index + 1
+        if entries:
+            self._run_file.list(entries, self.run)
 
     def rows(self) -> list[Row]:
-        """Return all rows in the order of writing; unreadable parts are left out."""
+        """Return all rows in the order of writing.
+
+        A part that can't be read or is not as it was written is left out, with a
+        `LedgerWarning`; one that is missing is named.
+        """
         return [row for _, row in self._records()]
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -248,39 +279,11 @@ class RiskLedger:
                 ``schema_version``, ``run`` and ``created`` (UTC) are filled in
                 when absent. Values that JSON doesn't know are written as text.
         """
-        content: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "run": self.run,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **metadata,
-        }
-        text = json.dumps(content, indent=2, ensure_ascii=False, default=_to_json)
-        make_private_directory(self.directory)
-        write_atomically(
-            self.directory / "run.json",
-            (text + "\n").encode("utf-8", errors="backslashreplace"),
-        )
+        self._run_file.write(metadata, self.run)
 
     def read_metadata(self) -> dict[str, Any]:
         """Return the content of ``run.json``; empty when there is none."""
-        path = self.directory / "run.json"
-        if not path.is_file():
-            return {}
-        try:
-            content = json.loads(path.read_bytes())
-            if not isinstance(content, dict):
-                raise ValueError(f"it holds {type(content).__name__}, not an object")
-        except ValueError as error:
-            self._warn(str(path), f"{path} is ignored: {error}")
-            return {}
-        version = content.get("schema_version", SCHEMA_VERSION)
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            self._warn(
-                str(path),
-                f"{path} has schema version {version}, this leakwatch knows "
-                f"{SCHEMA_VERSION}: update leakwatch if something looks wrong",
-            )
-        return content
+        return self._run_file.read()
 
     def write_probes(
         self,
@@ -311,30 +314,56 @@ class RiskLedger:
                 f"index has shape {indices.shape} and label {labels.shape}, "
                 f"expected ({len(pixels)},) for {len(pixels)} pictures"
             )
+        content = encode_arrays({"pixels": pixels, "index": indices, "label": labels})
         make_private_directory(self.directory)
-        write_atomically(
-            self.directory / "probes.npz",
-            encode_arrays({"pixels": pixels, "index": indices, "label": labels}),
-        )
+        write_atomically(self.directory / "probes.npz", content)
+        self._run_file.list({"probes.npz": entry_of(content)}, self.run)
 
     def read_probes(self) -> Arrays | None:
         """Return ``pixels``, ``index`` and ``label``, or None without pictures."""
         path = self.directory / "probes.npz"
-        arrays = self._read_arrays(path) if path.is_file() else None
-        if arrays is not None and not {"pixels", "index", "label"} <= arrays.keys():
-            self._warn(str(path), f"{path} is ignored: it holds {sorted(arrays)}")
+        if not path.is_file():
             return None
-        return arrays
+        return self._read_arrays(path, "probes", self._run_file.files())
 
     def _records(self) -> list[tuple[str, Row]]:
         records: list[tuple[str, Row]] = []
-        for index in sorted(self._parts()):
+        listed = self._run_file.files()
+        found = set(self._parts())
+        for index in range(max((*found, *map(_index_of, listed)), default=-1) + 1):
             path = self._part(index)
+            entry = listed.get(self._name(path))
+            if index not in found:
+                self._warn(str(path), f"{path} is missing{_lost(entry)}")
+                continue
             try:
-                records.extend(decode_rows(path.read_bytes()))
+                data = path.read_bytes()
+                part = decode_rows(data)
+                check_entry(data, entry)
+                records.extend(part)
             except (ValueError, OSError) as error:
-                self._warn(str(path), f"{path} is ignored: {error}")
+                self._warn(str(path), f"{path} is ignored: {error}{_lost(entry)}")
         return records
+
+    def _unlisted(self) -> dict[str, dict[str, Any]]:
+        """Entries of parts that a killed writer could not list any more."""
+        listed = self._run_file.files()
+        entries = {}
+        for index in self._parts():
+            for path in (self._part(index), *(self._beside(k, index) for k in _BESIDE)):
+                if self._name(path) not in listed and path.is_file():
+                    table = path.suffix == ".csv"
+                    entries[self._name(path)] = entry_of(path.read_bytes(), table=table)
+        return entries
+
+    def _free_folder(self) -> Path:
+        number = 1
+        while (folder := self.directory / "replaced" / str(number)).exists():
+            number += 1
+        return folder
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.directory).as_posix()
 
     def _parts(self) -> list[int]:
         directory = self.directory / "ledger"
@@ -358,13 +387,20 @@ class RiskLedger:
         return self.directory / kind / f"part-{index:06d}.npz"
 
     def _arrays(self, kind: str) -> list[Arrays]:
+        listed = self._run_file.files()
         paths = (self._beside(kind, index) for index in sorted(self._parts()))
-        read = (self._read_arrays(path) for path in paths if path.is_file())
+        read = (self._read_arrays(p, kind, listed) for p in paths if p.is_file())
         return [arrays for arrays in read if arrays is not None]
 
-    def _read_arrays(self, path: Path) -> Arrays | None:
+    def _read_arrays(
+        self, path: Path, kind: str, listed: Mapping[str, Mapping[str, Any]]
+    ) -> Arrays | None:
         try:
-            return decode_arrays(path.read_bytes())
+            data = path.read_bytes()
+            arrays = decode_arrays(data)
+            check_entry(data, listed.get(self._name(path)))
+            check_arrays(kind, arrays)
+            return arrays
         except (ValueError, OSError) as error:
             self._warn(str(path), f"{path} is ignored: {error}")
             return None
@@ -383,9 +419,12 @@ class RiskLedger:
             warnings.warn(sentence, LedgerWarning, stacklevel=3)
 
 
-def _to_json(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)
-    return str(value)
+def _index_of(name: str) -> int:
+    """The number of the part that a listed file belongs to; -1 for others."""
+    match = re.search(r"/part-(\d{6,})\.", name)
+    return int(match[1]) if match else -1
+
+
+def _lost(entry: Mapping[str, Any] | None) -> str:
+    rows = None if entry is None else entry.get("rows")
+    return f"; {rows} rows are not shown" if isinstance(rows, int) else ""

@@ -9,12 +9,25 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+_WHOLE: Final = ("i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
+# Name of an array to its dimensions and types; others are nobody's business.
+_FORMS: Final = {
+    **dict.fromkeys(("epoch", "step"), (0, _WHOLE)),
+    **dict.fromkeys(("sample", "class", "index", "label"), (1, _WHOLE)),
+    "eigenvalues": (2, ("f8", "f4")),
+    **dict.fromkeys(("pixels", "original", "near", "random"), (4, ("u1",))),
+}
+_NEEDED: Final = {
+    "probes": {"pixels", "index", "label"},
+    "attacks": {"sample", "class", "epoch", "step"},
+}
 
 
 def make_private_directory(directory: Path) -> None:
@@ -101,5 +114,32 @@ def decode_arrays(data: bytes) -> Arrays:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged headers fail in many ways
         raise ValueError(f"it is not a complete npz file ({error})") from error
+
+
+def check_arrays(kind: str, arrays: Arrays) -> None:
+    """Refuse arrays of a run directory whose shapes or types no reader expects.
+
+    Args:
+        kind: ``"spectra"``, ``"attacks"`` or ``"probes"``.
+        arrays: As decoded.
+
+    Raises:
+        ValueError: The text says which array is what.
+    """
+    lacking = _NEEDED.get(kind, set()) - arrays.keys()
+    if lacking:
+        raise ValueError(f"it holds {sorted(arrays)}, and no {sorted(lacking)}")
+    known = {name: arrays[name] for name in _FORMS if name in arrays}
+    pictures = {array.shape for array in known.values() if array.ndim == 4}
+    lengths = {len(array) for array in known.values() if array.ndim}
+    fits = len(pictures) <= 1 and len(lengths) <= 1
+    if kind == "attacks":  # drawn as they are
+        fits = fits and all(s[3] in (1, 3) and 0 not in s[1:] for s in pictures)
+    for name, array in known.items():
+        dimensions, types = _FORMS[name]
+        fits = fits and array.ndim == dimensions and array.dtype.str[1:] in types
+    if not fits:
+        shapes = ", ".join(f"{k} {v.dtype} {v.shape}" for k, v in known.items())
+        raise ValueError(f"no reader knows its shapes or types: {shapes}")

@@ -12,7 +12,7 @@ import pytest
 
 from leakwatch.reporting import LedgerWarning, RiskLedger, Row
 from leakwatch.reporting.ledger import storage
-from leakwatch.reporting.ledger.ledger import SCHEMA_VERSION
+from leakwatch.reporting.ledger.run_file import SCHEMA_VERSION
 
 
 def row(epoch: int, value: float = 1.0, quantity: str = "i2f") -> Row:
@@ -68,7 +68,7 @@ def test_directories_and_files_are_private(tmp_path: Path) -> None:
     ledger = fill(tmp_path / "leakwatch")
     ledger.write_probes(np.zeros((1, 2, 2, 3), np.uint8), [7], [1])
     paths = [ledger.directory, *ledger.directory.rglob("*")]
-    assert len(paths) == 10
+    assert len(paths) == 11
     for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
@@ -152,6 +152,8 @@ def test_truncate_drops_parts_and_spectra(tmp_path: Path) -> None:
     assert [r.epoch for r in ledger.rows()] == [0]
     assert len(ledger.spectra()) == 1
     assert not (tmp_path / "spectra" / "part-000001.npz").exists()
+    aside = {p.name for p in (tmp_path / "replaced" / "1").rglob("part-*")}
+    assert aside == {f"part-00000{i}.{end}" for i in (1, 2) for end in ("csv", "npz")}
     assert ledger.append([row(5)]) == 2
     with pytest.raises(ValueError, match="position is -1"):
         ledger.truncate(-1)
