@@ -167,6 +167,14 @@ PUBLIC = {
         "registered_models",
         "registered_schemes",
     ],
+    "leakwatch.priors": [
+        "CosinePrior",
+        "DensePrior",
+        "GaussianPrior",
+        "MeasuredPrior",
+        "measured_prior",
+        "natural_prior",
+    ],
     "leakwatch.probes": ["ProbeSet"],
     "leakwatch.spectrum": [
         "DampedSolution",

@@ -35,7 +35,7 @@ def _scored_with_a_delta(at: nn.Module, x: Tensor, y: Tensor, place: Any) -> obj
         y,
         delta=place(_delta(at, x)),
         prior_mean=place(torch.full(SHAPE, 0.4)),
-        prior_covariance=torch.eye(x[0].numel(), dtype=torch.float64),
+        prior=torch.eye(x[0].numel(), dtype=torch.float64),
         **PIXEL_SCALE,
     )
 

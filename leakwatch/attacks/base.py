@@ -64,6 +64,7 @@ from leakwatch.attacks.start import Start
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
 from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import GradientMap
+from leakwatch.priors import GaussianPrior
 from leakwatch.status import Status
 
 __all__ = [
@@ -380,6 +381,7 @@ class BaseAttack:
         *,
         prior_std: float,
         prior_mean: Float[Tensor, "*sample"] | None,
+        prior: GaussianPrior | None = None,
     ) -> Self:
         """The attack with those defaults that fit the samples. Itself by default.
 
@@ -387,6 +389,7 @@ class BaseAttack:
             sample_shape: of one sample.
             prior_std: of pixels around their mean.
             prior_mean: that mean, pixels.
+            prior: instead of both.
         """
         return self
 

@@ -27,6 +27,7 @@ from leakwatch.attacks.verdict import mismatch
 from leakwatch.checks import check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime import Criterion
+from leakwatch.priors import GaussianPrior
 
 __all__ = ["Combined"]
 
@@ -192,12 +193,18 @@ class Combined(GradientAttack):
         *,
         prior_std: float,
         prior_mean: Float[Tensor, "*sample"] | None,
+        prior: GaussianPrior | None = None,
     ) -> Self:
-        """With a first attack that fits the samples."""
-        first = self.first.fit_to(
-            sample_shape, prior_std=prior_std, prior_mean=prior_mean
+        """With two attacks that fit the samples."""
+        return replace(
+            self,
+            first=self.first.fit_to(
+                sample_shape, prior_std=prior_std, prior_mean=prior_mean, prior=prior
+            ),
+            second=self.second.fit_to(
+                sample_shape, prior_std=prior_std, prior_mean=prior_mean, prior=prior
+            ),
         )
-        return replace(self, first=first)
 
     def changed(self, **settings: object) -> Self:
         """The same attack with other settings.

@@ -33,6 +33,7 @@ from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.attacks.start import stream
 from leakwatch.checks import check_choice, check_integer, check_number
 from leakwatch.derivatives import GradientMap
+from leakwatch.priors import GaussianPrior
 
 __all__ = ["FirstOrder"]
 
@@ -178,6 +179,7 @@ class FirstOrder(DescentSettings, GradientAttack):
         *,
         prior_std: float,
         prior_mean: Float[Tensor, "*sample"] | None,
+        prior: GaussianPrior | None = None,
     ) -> Self:
         """Without total variation where samples are no images."""
         return self if len(sample_shape) >= 3 else self.changed(tv=0.0)

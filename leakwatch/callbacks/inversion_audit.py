@@ -72,7 +72,8 @@ class InversionAudit(ProbeCallback):
         noise_std: standard deviation of Gaussian noise that is added to the gradients
             which are attacked, and for which the scores hold.
         epsilon: as in the monitor, like all that follow.
-        prior_std: of the scores and of attacks that use a Gaussian prior.
+        prior: of the scores, and of attacks that use a Gaussian prior.
+        prior_std: the same, with ``prior="white"``.
         data_range: peak of the PSNR.
         mean: of the normalisation.
         std: of the normalisation.

@@ -48,8 +48,14 @@ class LeakageMonitor(ProbeCallback):
             none, keep the small default, close to an undefended gradient; a large
             noise that nobody adds makes every sample look safe.
         epsilon: damping of I²F, in units of the eigenvalues of H; 0 or more.
-        prior_std: standard deviation of a pixel around the mean image, pixel units.
-            Default: measured on the data.
+        prior: what the attacker of the predictions knows of images: ``"data"`` (mean
+            and covariance of the data set, measured on up to 2,048 items),
+            ``"natural"`` (the statistics of photographs), ``"white"`` (mean and spread
+            of independent pixels), or a prior of :mod:`leakwatch.priors`. Default:
+            ``"data"`` where it can be measured and no ``prior_std`` is given, since who
+            runs the training may well have data of the same kind.
+        prior_std: with ``prior="white"``, standard deviation of a pixel around the mean
+            image, pixel units. Default: measured on the data.
         data_range: peak of the PSNR in pixel units. Default: 1 when ``mean`` and
             ``std`` are known or all inputs lie in [0, 1], else the range of the probes.
         mean: per channel, of the normalisation of the inputs. Default: from the

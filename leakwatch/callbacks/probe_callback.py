@@ -33,9 +33,10 @@ from leakwatch.checks import (
 )
 from leakwatch.derivatives.parameter_filters import check_filter
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.priors import GaussianPrior
 from leakwatch.probes import ProbeSet
 from leakwatch.scores import Scoring, resolve
-from leakwatch.scores.api import DEFAULT_MAX_MEMORY
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY, PriorName, check_prior
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver, check_solver
 
 __all__ = ["ProbeCallback", "RecordingCallback"]
@@ -122,6 +123,7 @@ class RecordingCallback(Callback, Probing):
             noise_std=self.noise_std,
             epsilon=self.epsilon,
             prior_std=self.prior_std,
+            prior="white",
             data_range=self.data_range,
             criterion=self.criterion,
             dtype=check_dtype(self.dtype),
@@ -311,6 +313,7 @@ class ProbeCallback(RecordingCallback):
         noise_std: float,
         name: str,
         at_start: bool,
+        prior: PriorName | GaussianPrior | None = None,
         target_psnr: float = 20.0,
         solver: str = "auto",
         products: int = DEFAULT_PRODUCTS,
@@ -340,6 +343,8 @@ class ProbeCallback(RecordingCallback):
             )
         if parameters is not None:
             check_filter(parameters)
+        check_prior(prior, self.prior_std)
+        self.prior: PriorName | GaussianPrior | None = prior
         self.given = probes
         self.target_psnr = check_number(
             "target_psnr", target_psnr, "(-inf, inf)", example=20.0
@@ -353,6 +358,7 @@ class ProbeCallback(RecordingCallback):
         """How samples are scored: what the arguments say about it."""
         return replace(
             super().scoring,
+            prior=self.prior,
             target_psnr=self.target_psnr,
             solver=self.solver,
             parameters=self.parameters,

@@ -55,6 +55,8 @@ def checked_fields(probes: Any) -> dict[str, Any]:
             f"prior_mean has shape {tuple(prior_mean.shape)}; expected that of one "
             f"sample, {tuple(x.shape[1:])}"
         )
+    if probes.prior is not None:
+        probes.prior.check(tuple(x.shape[1:]))
     return {
         "x": _own(x),
         "y": _own(y),

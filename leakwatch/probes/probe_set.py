@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from leakwatch.checks import check_integer
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng, seed_streams
+from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import (
     check_finite,
     check_index,
@@ -43,6 +44,11 @@ from leakwatch.probes.selection import draw_indices
 __all__ = ["ProbeSet"]
 
 Channels = Sequence[float] | float | None
+# Items from which statistics are measured: enough for those of small images, and for
+# large ones as many as hold this many numbers together.
+_PRIOR_SAMPLES = 2048
+_PRIOR_NUMBERS = 2**24
+_FEWEST_SAMPLES = 64
 
 
 @final
@@ -64,6 +70,8 @@ class ProbeSet:
             known.
         prior_std: root of the mean pixel variance of the data, in pixel units.
         prior_mean: mean image in pixel units, of the shape of one sample.
+        prior: mean and covariance of the data, what an attacker knows who has samples
+            like these; None where too few were there to measure it.
         class_names: name of each class.
         mean: of the normalisation that was applied, per channel or one for all.
         std: as `mean`.
@@ -92,6 +100,7 @@ class ProbeSet:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     units: Literal["pixel", "input"] = "pixel"
+    prior: GaussianPrior | None = None
 
     def __post_init__(self) -> None:
         for name, value in checked_fields(self).items():
@@ -111,7 +120,7 @@ class ProbeSet:
         max_scan: int = 4096,
         *,
         data_range: float | None = None,
-        prior_samples: int = 512,
+        prior_samples: int | None = None,
     ) -> ProbeSet:
         """Draw a class-stratified set from a map-style data set.
 
@@ -126,9 +135,10 @@ class ProbeSet:
 
         Without `mean` and `std` a transform called `Normalize` is looked for, then the
         attributes `mean` and `std` of the data set (used if some input lies outside of
-        [0, 1]). The prior (mean image, pixel variance) is measured on `prior_samples`
-        items drawn at random; if fewer than 16 are available, on 16 or more probes;
-        else it is that of uniform pixels: data_range / 2 and data_range / sqrt(12).
+        [0, 1]). The prior (mean image, covariance of the pixels) is measured on
+        `prior_samples` items drawn at random; if fewer than 16 are available, on 16 or
+        more probes; else it is that of uniform pixels: data_range / 2 and
+        data_range / sqrt(12).
 
         Args:
             dataset: has `__len__` and `__getitem__`.
@@ -143,7 +153,8 @@ class ProbeSet:
                 them; classes that do not occur among them are not drawn.
             data_range: peak value for PSNR, in pixel units. Default: 1.0 if pixels
                 are known to lie in [0, 1], else the range of the probes.
-            prior_samples: items read to measure the prior.
+            prior_samples: items read to measure the prior. Default: 2,048, or fewer
+                where an item has more than 8,192 numbers.
 
         Raises:
             TypeError: an iterable-style data set, integer images, unreadable items.
@@ -161,7 +172,8 @@ class ProbeSet:
         size = dataset_size(dataset)
         check_integer("n", n)
         check_integer("max_scan", max_scan)
-        check_integer("prior_samples", prior_samples, smallest=0)
+        if prior_samples is not None:
+            check_integer("prior_samples", prior_samples, smallest=0)
         check_integer("seed", seed, smallest=0)
         if per_class is not None:
             check_integer("per_class", per_class)
@@ -193,6 +205,9 @@ class ProbeSet:
                 if named is not None and int(y.max()) < len(named):
                     class_names = named
             order = torch.randperm(size, generator=generator, device="cpu")
+            if prior_samples is None:
+                most = max(_PRIOR_NUMBERS // x[0].numel(), _FEWEST_SAMPLES)
+                prior_samples = min(most, _PRIOR_SAMPLES)
             others = (read(int(index))[0] for index in order[:prior_samples])
             fields = _fields(x, y, chosen, mean, std, class_names, data_range, others)
         return cls(**fields)
@@ -211,7 +226,7 @@ class ProbeSet:
         max_scan: int = 4096,
         *,
         data_range: float | None = None,
-        prior_samples: int = 512,
+        prior_samples: int | None = None,
     ) -> ProbeSet:
         """Draw from `dataloader.dataset`; see `from_dataset` for the arguments.
 
@@ -351,18 +366,20 @@ def _fields(
     check_finite(x, tuple(index))
     means, stds = check_normalization(mean, std, x)
     peak, units = resolve_range(x, means, stds, data_range)
-    prior = (
-        measure_prior(others, x.shape[1:], means, stds)
-        or measure_prior(x, x.shape[1:], means, stds)
-        or uniform_prior(x, peak, units)
-    )
+    prior = measure_prior(others, x.shape[1:], means, stds)
+    prior = prior or measure_prior(x, x.shape[1:], means, stds)
+    if prior is None:
+        centre, spread = uniform_prior(x, peak, units)
+    else:
+        centre, spread = prior.mean, prior.std
     return {
         "x": x,
         "y": check_labels(y, len(x)),
         "index": tuple(index),
         "data_range": float(peak),
-        "prior_mean": prior[0].to(x.dtype),
-        "prior_std": prior[1],
+        "prior_mean": centre.to(x.dtype),
+        "prior_std": spread,
+        "prior": prior,
         "class_names": None if class_names is None else tuple(class_names),
         "mean": means,
         "std": stds,

@@ -11,6 +11,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from leakwatch.priors import GaussianPrior, measured_prior
+from leakwatch.priors.measured import FEWEST as MINIMUM_ITEMS
+
 __all__ = [
     "MINIMUM_ITEMS",
     "from_pixels_slope",
@@ -19,8 +22,6 @@ __all__ = [
     "to_pixels",
     "uniform_prior",
 ]
-
-MINIMUM_ITEMS = 16
 
 
 def _per_channel(values: tuple[float, ...], ndim: int) -> Float64[Tensor, "1 ..."]:
@@ -95,35 +96,20 @@ def measure_prior(
     shape: torch.Size,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
-) -> tuple[Float64[Tensor, " ..."], float] | None:
-    """(mean image, root of the mean pixel variance), both in pixel units.
+) -> GaussianPrior | None:
+    """The statistics of a data set, in pixel units.
 
-    The variance of each pixel is taken over items and averaged over pixels. Inputs of
-    another shape than `shape` are passed over.
+    Inputs of another shape than `shape` are passed over.
 
     Returns:
         None when fewer than `MINIMUM_ITEMS` inputs count, or when they do not vary.
     """
-    count = 0
-    total = squares = origin = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    for x in inputs:
-        if x.shape != shape:
-            continue
-        pixels = to_pixels(x.double()[None], mean, std)[0]
-        if count == 0:
-            # Sums around the first item keep the digits that squares would lose.
-            origin = pixels
-        total = total + (pixels - origin)
-        squares = squares + (pixels - origin) ** 2
-        count += 1
-    if count < MINIMUM_ITEMS:
+    fitting = (x for x in inputs if x.shape == shape and bool(x.isfinite().all()))
+    pixels = (to_pixels(x.double()[None], mean, std)[0] for x in fitting)
+    try:
+        return measured_prior(pixels)
+    except ValueError:
         return None
-    average = total / count
-    variance = (squares / count - average**2).mean().item() * count / (count - 1)
-    # Not "<= 0": a NaN among the items must not pass either.
-    if not 0 < variance < math.inf:
-        return None
-    return origin + average, math.sqrt(variance)
 
 
 def uniform_prior(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from leakwatch.checks import check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.priors import DensePrior, GaussianPrior, natural_prior
 from leakwatch.scores.batches import score_samples
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.plan import (
@@ -28,7 +29,11 @@ from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.result import ScoreResult, columns
 from leakwatch.scores.settings import UNIFORM_STD, Settings
 
-__all__ = ["DEFAULT_MAX_MEMORY", "Scoring", "score"]
+__all__ = ["DEFAULT_MAX_MEMORY", "PriorName", "Scoring", "check_prior", "score"]
+
+#: What an attacker may know of images: mean and spread of the pixels, the statistics of
+#: the data set, those of photographs.
+PriorName: TypeAlias = Literal["white", "data", "natural"]
 
 #: MiB that the Jacobian of one sample may take before ``auto`` gives up the exact way.
 DEFAULT_MAX_MEMORY = 2048
@@ -48,7 +53,9 @@ class Scoring:
         noise_std: as in :func:`score`, like all that follow.
         epsilon: of I²F.
         prior_std: ``None`` for that of the samples.
-        prior_covariance: instead of it.
+        prior: what the attacker knows of images; ``None`` for the statistics of the
+            data where they were measured and no ``prior_std`` is stated, else
+            ``"white"``.
         data_range: ``None`` for that of the samples.
         target_psnr: for ``noise_std_for_psnr``.
         influence_steps: for a given perturbation.
@@ -61,14 +68,14 @@ class Scoring:
 
     Raises:
         TypeError: for anything but numbers.
-        ValueError: for an unknown solver, or numbers out of range.
+        ValueError: for an unknown solver or prior, or numbers out of range.
     """
 
     scores: tuple[Score, ...]
     noise_std: float | None = None
     epsilon: float = 0.0
     prior_std: float | None = None
-    prior_covariance: Float[Tensor, "d_x d_x"] | None = None
+    prior: PriorName | GaussianPrior | None = None
     data_range: float | None = None
     target_psnr: float = 20.0
     influence_steps: int = 1
@@ -81,6 +88,7 @@ class Scoring:
 
     def __post_init__(self) -> None:
         check_solver(self.solver)
+        check_prior(self.prior, self.prior_std)
         if self.data_range is not None:
             check_number("data_range", self.data_range, example=1.0)
         check_number("max_memory", self.max_memory, example=DEFAULT_MAX_MEMORY)
@@ -97,20 +105,29 @@ class Scoring:
         )
 
     def settings(
-        self, *, prior_std: float | None = None, data_range: float = 1.0
+        self,
+        shape: tuple[int, ...],
+        *,
+        prior_std: float | None = None,
+        measured: GaussianPrior | None = None,
+        data_range: float = 1.0,
     ) -> Settings:
         """What the scores assume.
 
         Args:
+            shape: of one sample.
             prior_std: of the samples, where none is stated; default: that of pixels
                 uniform on the data range.
+            measured: the statistics of the data, where they are known.
             data_range: of the samples, where none is stated.
 
         Raises:
-            ValueError: for numbers out of range.
+            ValueError: for numbers out of range, a prior of other samples, and
+                ``prior="data"`` where no statistics were measured.
         """
         if self.data_range is not None:
             data_range = self.data_range
+        prior = self._prior(shape, measured, data_range)
         if self.prior_std is not None:
             prior_std = self.prior_std
         return Settings(
@@ -119,9 +136,31 @@ class Scoring:
             prior_std=data_range * UNIFORM_STD if prior_std is None else prior_std,
             data_range=data_range,
             target_psnr=self.target_psnr,
-            prior_covariance=self.prior_covariance,
+            prior=prior,
             influence_steps=self.influence_steps,
         )
+
+    def _prior(
+        self, shape: tuple[int, ...], measured: GaussianPrior | None, peak: float
+    ) -> GaussianPrior | None:
+        chosen = self.prior
+        if chosen is None:
+            chosen = "white" if measured is None or self.prior_std else "data"
+        if chosen == "white":
+            return None
+        if chosen == "natural":
+            return natural_prior(shape, data_range=peak)
+        if chosen == "data":
+            if measured is None:
+                raise ValueError(
+                    "prior='data' needs statistics of the data, which were not "
+                    "measured; give prior=measured_prior(samples) with at least 16 "
+                    "samples in pixel units (leakwatch.priors), or 'natural' or "
+                    "'white'."
+                )
+            chosen = measured
+        chosen.check(shape)
+        return chosen
 
     def evaluate(
         self, inputs: ScoreInputs, settings: Settings, *, started: float | None = None
@@ -137,15 +176,18 @@ class Scoring:
             The scores. A sample that can't be scored has the status ``failed``.
 
         Raises:
-            ValueError: for a perturbation or a covariance of another shape, an empty
-                batch, missing noise_std, or an influence path that can't be followed.
+            ValueError: for a perturbation of another shape, an empty batch, missing
+                noise_std, or an influence path that can't be followed.
             Exception: that which stopped every single sample.
         """
         started = time.perf_counter() if started is None else started
         if len(inputs) == 0:
             raise ValueError("there is no sample to score: the batch is empty.")
         _check_noise(self.scores, settings, inputs.delta)
-        _check_shapes(inputs, settings)
+        _check_delta(inputs)
+        if settings.prior is not None and inputs.pixels is not None:
+            mean = settings.prior.mean.to(inputs.pixels).flatten()
+            inputs = replace(inputs, offset=inputs.pixels - mean)
         chosen = plan(
             [s.needs for s in self.scores],
             inputs,
@@ -190,7 +232,7 @@ def score(
     epsilon: float = 0.0,
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,
-    prior_covariance: Float[Tensor, "d_x d_x"] | None = None,
+    prior: PriorName | GaussianPrior | Float[Tensor, "d_x d_x"] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     data_range: float = 1.0,
@@ -220,9 +262,14 @@ def score(
         epsilon: damping of I²F, in units of the eigenvalues of H.
         prior_std: R, standard deviation of a pixel around the prior mean, pixel
             units. Default: that of a pixel uniform on the data range, range/√12.
-        prior_mean: mean image in pixel units, the shape of one sample; used with
-            ``delta``. Default: half the data range.
-        prior_covariance: full prior covariance in pixel units squared, instead of R².
+        prior_mean: mean image in pixel units, the shape of one sample; for the scores
+            of attackers who know the range, and with ``delta``. Default: half the data
+            range.
+        prior: what the attacker of the Bayesian scores knows of images: ``"white"``
+            (the default: independent pixels, ``prior_mean`` and R), ``"natural"`` (the
+            statistics of photographs), a prior measured on images like yours
+            (:func:`leakwatch.priors.measured_prior`), one of your own, or a covariance
+            matrix around ``prior_mean``, pixel units squared.
         mean: per channel mean of the normalisation that made ``x``.
         std: per channel standard deviation of it. With both, all scores are in pixel
             units; without, pixels are network inputs.
@@ -271,7 +318,7 @@ def score(
         noise_std=noise_std,
         epsilon=epsilon,
         prior_std=prior_std,
-        prior_covariance=prior_covariance,
+        prior=_as_prior(prior, x, prior_mean, data_range),
         data_range=data_range,
         target_psnr=target_psnr,
         influence_steps=influence_steps,
@@ -282,7 +329,7 @@ def score(
         max_memory=max_memory,
         products=products,
     )
-    settings = scoring.settings()
+    settings = scoring.settings(tuple(x.shape[1:]))
     _check_noise(scoring.scores, settings, delta)
     gradients = scoring.gradient_map(module)
     x, y = gradients.checked(x, y)
@@ -334,8 +381,8 @@ def _check_path(settings: Settings, chosen: Plan, delta: Tensor | None) -> None:
         )
 
 
-def _check_shapes(inputs: ScoreInputs, settings: Settings) -> None:
-    d_x, delta = inputs.x[0].numel(), inputs.delta
+def _check_delta(inputs: ScoreInputs) -> None:
+    delta = inputs.delta
     if delta is not None:
         expected = (len(inputs), inputs.gradients.size)
         if tuple(delta.shape) != expected or not delta.is_floating_point():
@@ -346,12 +393,55 @@ def _check_shapes(inputs: ScoreInputs, settings: Settings) -> None:
             )
         if not bool(torch.isfinite(delta).all()):
             raise ValueError("delta must be finite, but holds NaN or infinity.")
-    covariance = settings.prior_covariance
-    if covariance is not None and covariance.shape[0] != d_x:
-        raise ValueError(
-            f"prior_covariance must be ({d_x}, {d_x}) for inputs of {d_x} elements, "
-            f"got {tuple(covariance.shape)}."
+
+
+def check_prior(prior: object, prior_std: float | None = None) -> None:
+    """Whether something says what an attacker knows of images.
+
+    Args:
+        prior: a name, a prior, or ``None``.
+        prior_std: stated beside it.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for an unknown name, or a spread beside a prior that has its own.
+    """
+    names = get_args(PriorName)
+    if isinstance(prior, str):
+        if prior not in names:
+            raise ValueError(
+                f"prior must be one of {names} or a GaussianPrior, got {prior!r}."
+            )
+    elif not (prior is None or isinstance(prior, GaussianPrior)):
+        raise TypeError(
+            f"prior must be one of {names} or a GaussianPrior, got "
+            f"{type(prior).__name__}; see leakwatch.priors."
         )
+    if prior_std is not None and prior not in (None, "white"):
+        raise ValueError(
+            f"prior_std={prior_std} is the spread of independent pixels, but the prior "
+            f"has one of its own; leave prior_std out, or give prior='white'."
+        )
+
+
+def _as_prior(
+    prior: PriorName | GaussianPrior | Tensor | None,
+    x: Tensor,
+    prior_mean: Tensor | None,
+    data_range: float,
+) -> PriorName | GaussianPrior | None:
+    """A prior, where it was given as a matrix."""
+    if not isinstance(prior, Tensor):
+        if prior not in (None, "white") and prior_mean is not None:
+            raise ValueError(
+                "prior_mean is the mean of independent pixels, but the prior has one "
+                "of its own; leave prior_mean out."
+            )
+        return prior
+    mean = prior_mean
+    if mean is None:
+        mean = torch.full(x.shape[1:], data_range / 2, dtype=torch.float64)
+    return DensePrior(mean, prior)
 
 
 def input_scale_of(

@@ -38,8 +38,8 @@ _NO_NOISE = Value.without(
     needs={"spectrum", "noise"},
     unit="dB",
     direction="higher = more exposed",
-    meaning="Quality of the picture predicted for the best attacker who knows mean and "
-    "spread of the pixels.",
+    meaning="Quality of the picture predicted for the best attacker who knows the "
+    "statistics of images in the prior.",
     source="Bayesian form of I²F (linear Gaussian channel)",
 )
 def i2f_bayes_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
@@ -53,8 +53,8 @@ def i2f_bayes_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     needs={"spectrum", "noise"},
     unit="pixel (norm over the image)",
     direction="higher = less exposed",
-    meaning="Recovery error predicted for the best attacker who knows mean and spread "
-    "of the pixels.",
+    meaning="Recovery error predicted for the best attacker who knows the "
+    "statistics of images in the prior.",
     source="Bayesian form of I²F (linear Gaussian channel)",
 )
 def i2f_bayes(spectrum: SampleSpectrum, settings: Settings) -> Value:

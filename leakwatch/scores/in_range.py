@@ -51,15 +51,17 @@ _scored = functools.partial(
     needs={"spectrum", "range", "noise"},
     unit="dB",
     direction="higher = more exposed",
-    meaning="Quality of the picture predicted for the best attacker who knows range, "
-    "mean and spread of the pixels.",
+    meaning="Quality of the picture predicted for the best attacker who knows the "
+    "range of pixels, and the statistics of images in the prior.",
 )
 def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Predicted PSNR of the best attacker who knows the range of pixels.
 
-    The mean over draws of the noise; for one given δ, that of δ. It is at least
-    `i2f_bayes_psnr`: the attacker takes the better of two estimates, the most probable
-    image in the range and the posterior's mean without it.
+    The mean over draws of the noise; for one given δ, that of δ. With a prior of
+    independent pixels it is at least `i2f_bayes_psnr`: the attacker takes the better of
+    two estimates, the most probable image in the range and the posterior's mean without
+    it. With the statistics of images it is the former: `i2f_bayes_psnr` then averages
+    over images of the prior, this one holds for the image at hand.
     """
     without = i2f_bayes_psnr(spectrum, settings)
     errors = _errors(spectrum, settings, without)
@@ -70,7 +72,7 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     peak = spectrum.d_x * settings.data_range**2
     decibels = 10 * (peak / errors.squared).log10()
     number = float(decibels.mean())
-    if number <= without.number:
+    if settings.prior is None and number <= without.number:
         return without
     return _judged(number, decibels.tolist(), errors, without.status)
 
@@ -80,8 +82,8 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     needs={"spectrum", "range", "noise"},
     unit="pixel (norm over the image)",
     direction="higher = less exposed",
-    meaning="Recovery error predicted for the best attacker who knows range, mean and "
-    "spread of the pixels.",
+    meaning="Recovery error predicted for the best attacker who knows the "
+    "range of pixels, and the statistics of images in the prior.",
 )
 def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖z − x‖ of that attacker, in pixel units: √ of the mean square over draws."""
@@ -90,7 +92,7 @@ def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
     if isinstance(errors, Value):
         return errors
     number = math.sqrt(float(errors.squared.mean()))
-    if number >= without.number:
+    if settings.prior is None and number >= without.number:
         return without
     return Value(number, _exact_or_not(errors, without.status))
 
@@ -166,7 +168,12 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         value = i2f_range_psnr(averaged, replace(settings, noise_std=s))
         return value.number if value.status.usable else math.inf
 
-    low = max(least.number, inside.least_noise(settings))
+    floor = inside.least_noise(settings)
+    low = max(least.number, floor)
+    if settings.prior is not None:
+        # It may take less than for the average image of the prior.
+        while low > 2 * floor > 0 and predicted(low) <= settings.target_psnr:
+            low /= 2
     if low == 0 or predicted(low) <= settings.target_psnr:
         return least
     high = 2 * low

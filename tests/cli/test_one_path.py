@@ -147,6 +147,7 @@ def test_score_gives_what_the_monitor_records() -> None:
     shared = {
         "noise_std": 0.05,
         "epsilon": 1e-3,
+        "prior": "white",
         "prior_std": 0.2,
         "data_range": 2.0,
         "target_psnr": 17.0,
@@ -158,7 +159,7 @@ def test_score_gives_what_the_monitor_records() -> None:
     }
     normalisation = {"mean": [0.4], "std": [0.3]}
     # What only single samples or a given perturbation have.
-    special = {"delta", "prior_mean", "prior_covariance", "influence_steps"}
+    special = {"delta", "prior_mean", "influence_steps"}
     told = {"module", "x", "y", "scores", "dtype", *shared, *normalisation, *special}
     assert told == set(inspect.signature(leakwatch.score).parameters)
     assert {f.name for f in fields(Scoring)} == told - {

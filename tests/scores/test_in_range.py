@@ -11,6 +11,7 @@ from torch.nn.utils import parameters_to_vector
 
 import leakwatch
 from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
+from leakwatch.priors import DensePrior
 from leakwatch.scores import Settings, groups
 from leakwatch.scores.measure.pixel_range import PixelRange
 from leakwatch.scores.updates.api import scores_of_updates
@@ -50,9 +51,9 @@ def test_without_an_end_in_reach_it_is_the_linear_estimate() -> None:
     h, x = j.T @ j, torch.full((n,), 0.5, dtype=torch.float64)
     inside = PixelRange(h, x, x - 0.4, draws(80) @ j)
     covariance = 0.2 * torch.eye(n).double() + 0.1
-    for settings in (Settings(prior_std=R), Settings(prior_covariance=covariance)):
+    for settings in (Settings(prior_std=R), Settings(prior=DensePrior(torch.zeros(n), covariance))):
         errors = inside.errors(settings, 1e-3)
-        c = covariance if settings.prior_covariance is not None else R**2 * torch.eye(n)
+        c = covariance if settings.prior is not None else R**2 * torch.eye(n)
         precision = torch.linalg.inv(c.double())
         right = inside.noise / 1e-3 - precision @ inside.offset
         expected = torch.linalg.solve(h / 1e-6 + precision, right.T).square().sum(0)

@@ -136,7 +136,7 @@ def test_a_full_prior_covariance_is_refused_with_its_reason() -> None:
         ["i2f_bayes", "lavp_l2_max"],
         noise_std=NOISE,
         solver="lanczos",
-        prior_covariance=torch.eye(64),
+        prior=torch.eye(64),
     )
     status = found.status["i2f_bayes"][0]
     assert status.word == "not computed"

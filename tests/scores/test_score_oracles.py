@@ -126,7 +126,7 @@ def test_bayes_with_a_full_prior_covariance(problem: Problem) -> None:
         scores="bayes",
         noise_std=NOISE,
         target_psnr=TARGET,
-        prior_covariance=covariance,
+        prior=covariance,
     )
     check_bayes(problem, result, covariance)
 
@@ -158,7 +158,7 @@ def test_bayes_of_a_given_perturbation(problem: Problem, full: bool) -> None:
     prior: dict[str, object] = {"prior_std": 0.3}
     if full:
         covariance = smooth_covariance(problem.d_x)
-        prior = {"prior_covariance": covariance}
+        prior = {"prior": covariance}
     result = run(
         problem,
         scores="i2f_bayes",

@@ -21,6 +21,7 @@ from leakwatch.attacks.gauss_newton.steps import DenseSteps, MatrixFreeSteps
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.start import stream
 from leakwatch.checks import check_choice, check_integer, check_number
+from leakwatch.priors import GaussianPrior
 
 __all__ = ["GaussNewton", "Method", "Waves"]
 
@@ -52,7 +53,8 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
         + \tfrac{s^2}{2R^2} \|x - \mu\|^2, \quad x \text{ in the box of pixels,}
 
     with s the standard deviation of the noise on the shared gradient and μ, R² mean and
-    variance of the pixels (s = 0: no prior): the maximum of the posterior. Each step
+    variance of the pixels (s = 0: no prior): the maximum of the posterior; a ``prior``
+    has a full covariance in the place of R². Each step
     solves
 
     .. math:: (H + \tfrac{s^2}{R^2} I + \lambda \bar d I)\,\Delta =
@@ -105,6 +107,7 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
         box: whether images are kept in the range of pixels, where that is known.
         prior_std: R, pixels. Default: that of pixels uniform on their range.
         prior_mean: μ, pixels, one sample. Default: the middle of the range.
+        prior: mean and covariance of images, instead of both.
         fast: whether Jacobians are formed in float32; slopes and residuals never are.
 
     Raises:
@@ -134,6 +137,7 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
     box: bool = True
     prior_std: float | None = None
     prior_mean: Float[Tensor, "*sample"] | None = None
+    prior: GaussianPrior | None = None
     fast: bool = True
 
     def __post_init__(self) -> None:
@@ -143,6 +147,11 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
         check_number("forcing", self.forcing, example=0.1)
         if self.prior_std is not None:
             check_number("prior_std", self.prior_std, example=0.3)
+        if self.prior is not None and (self.prior_std, self.prior_mean) != (None, None):
+            raise ValueError(
+                "prior has a mean and a covariance of its own; leave prior_std and "
+                "prior_mean out."
+            )
 
     def search(self, task: GradientTask) -> SearchResult:
         """Wave after wave; see the class.
@@ -157,10 +166,13 @@ class GaussNewton(LevenbergMarquardtSettings, GradientAttack):
         *,
         prior_std: float,
         prior_mean: Float[Tensor, "*sample"] | None,
+        prior: GaussianPrior | None = None,
     ) -> Self:
         """With this prior, unless it has one of its own."""
-        if self.prior_std is not None:
+        if self.prior_std is not None or self.prior is not None:
             return self
+        if prior is not None and self.prior_mean is None:
+            return replace(self, prior=prior)
         mean = prior_mean if self.prior_mean is None else self.prior_mean
         return replace(self, prior_std=prior_std, prior_mean=mean)
 
@@ -324,7 +336,9 @@ class Waves:
                 f"prior_mean must have the shape of one sample, "
                 f"{tuple(self.shared.sample_shape)}, got {tuple(mean.shape)}."
             )
-        if low is not None and high is not None:
+        if self.attack.prior is not None:
+            self.attack.prior.check(tuple(self.shared.sample_shape))
+        elif low is not None and high is not None:
             std = (high - low) * _UNIFORM_STD if std is None else std
             if mean is None:
                 mean = torch.full(self.shared.sample_shape, (low + high) / 2)
@@ -340,6 +354,7 @@ class Waves:
             noise_std=noise,
             prior_std=1.0 if std is None else std,
             prior_mean=mean,
+            prior=self.attack.prior,
             fast=self.attack.fast,
         )
 

@@ -6,7 +6,8 @@ r"""What a Gauss–Newton attack makes small, and its derivatives, for many imag
 
 with x in pixels. Up to a constant this is the negative log-posterior of an image with
 prior N(μ, R²) per pixel whose gradient was shared with noise N(0, s²); s = 0 leaves the
-plain distance.
+plain distance. With a full prior covariance C the last term is
+½ (s/‖g̃‖)² (x − μ)ᵀC⁻¹(x − μ).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from leakwatch.attacks.pixels import PixelScale
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.gram import Workspace, gram
 from leakwatch.derivatives.runtime import Criterion
+from leakwatch.priors import GaussianPrior
 
 _SMALLEST_FAST = 1e-25
 
@@ -98,11 +100,12 @@ class PosteriorObjective:
         noise_std: s; 0 for no prior.
         prior_std: R, pixels.
         prior_mean: μ, pixels, the shape of a sample.
+        prior: instead of both.
         fast: whether products with J are taken in float32.
 
     Attributes:
         size: unknowns of one attack.
-        weight: ρ², ``(attacks,)``.
+        weight: ρ², ``(attacks,)``; with a full covariance (s/‖g̃‖)².
         noise: expected norm of the noise relative to ‖g̃‖, ``(attacks,)``.
         kinked: whether the network has kinks that are smoothed; known after the first
             value.
@@ -120,6 +123,7 @@ class PosteriorObjective:
         noise_std: float = 0.0,
         prior_std: float = 1.0,
         prior_mean: Tensor | None = None,
+        prior: GaussianPrior | None = None,
         fast: bool = False,
     ) -> None:
         slopes = labels.is_floating_point()
@@ -146,6 +150,9 @@ class PosteriorObjective:
         self.size = images * int(torch.Size(sample_shape).numel())
         shape = torch.ones(images, *sample_shape, dtype=torch.float64, device=device)
         self.input_scale = (shape / pixels.input_std(shape)).reshape(-1)
+        self.prior = prior
+        if prior is not None:
+            prior_std, prior_mean = 1.0, prior.mean
         self.weight = (noise_std / (prior_std * self.scale)) ** 2
         self.noise = noise_std * target.shape[1] ** 0.5 / self.scale
         centre = torch.zeros_like(shape)
@@ -180,7 +187,8 @@ class PosteriorObjective:
         self, rows: Int[Tensor, " rows"], p: Tensor, residual: Tensor
     ) -> Float[Tensor, " rows"]:
         """φ at p, from its residual."""
-        prior = self.weight[rows] * (p - self.centre).square().sum(1)
+        apart = p - self.centre
+        prior = self.weight[rows] * (apart * self.stiffness(apart)).sum(1)
         phi: Tensor = 0.5 * (residual.square().sum(1) + prior)
         return phi
 
@@ -189,8 +197,32 @@ class PosteriorObjective:
     ) -> Float[Tensor, "rows n"]:
         """∇φ, with kinks smoothed."""
         pull = self._pull(self._map, rows, p, residual, width)
-        slope: Tensor = pull + self.weight[rows, None] * (p - self.centre)
+        slope: Tensor = pull + self.pulled_back(rows, p)
         return slope
+
+    def pulled_back(
+        self, rows: Int[Tensor, " rows"], p: Float[Tensor, "rows n"]
+    ) -> Float[Tensor, "rows n"]:
+        """Slope of the prior's part of φ."""
+        slope: Tensor = self.weight[rows, None] * self.stiffness(p - self.centre)
+        return slope
+
+    def stiffness(self, v: Float[Tensor, "rows n"]) -> Float[Tensor, "rows n"]:
+        """C⁻¹ v of each image, in units of the weight."""
+        if self.prior is None:
+            return v
+        each = self.prior.solve(v.reshape(len(v), self.images, -1))
+        return each.to(v).reshape(v.shape)
+
+    def add_prior(self, row: int, h: Float[Tensor, "n n"]) -> None:
+        """Adds the prior's part of the Hessian to a matrix."""
+        if self.prior is None:
+            h.diagonal().add_(self.weight[row])
+            return
+        part = self.weight[row] * self.prior.precision.to(h)
+        n = len(part)
+        for start in range(0, len(h), n):
+            h[start : start + n, start : start + n] += part
 
     def push(
         self, rows: Int[Tensor, " rows"], p: Tensor, v: Tensor, width: Tensor

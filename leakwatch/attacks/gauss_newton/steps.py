@@ -112,7 +112,7 @@ class DenseSteps:
                 break
             if row not in self._grams:
                 h = o.gram(row, at.p[i], at.width[i])
-                h.diagonal().add_(o.weight[row])
+                o.add_prior(row, h)
                 self._grams[row], self._age[row] = h, 0
                 self.formed += 1
             h = self._grams[row]
@@ -159,7 +159,8 @@ class MatrixFreeSteps:
         """See :class:`Steps`."""
         o = self.objective
         damp = damping * self.mean_diagonal(at)
-        shift = damp + o.weight[at.rows]
+        # Independent pixels are a shift, and cost no product.
+        shift = damp + o.weight[at.rows] if o.prior is None else damp
         trial, linear, b = at.p.clone(), at.residual.clone(), at.slope.clone()
         start = o.value(at.rows, at.p, at.residual)
         model = torch.zeros_like(start)
@@ -191,7 +192,7 @@ class MatrixFreeSteps:
             part = at.select(go)
             b[go] = (
                 o.pull(part.rows, part.p, linear[go], part.width)
-                + o.weight[part.rows, None] * (trial[go] - o.centre)
+                + o.pulled_back(part.rows, trial[go])
                 + damp[go, None] * (trial[go] - part.p)
             )
         return trial, start - o.value(at.rows, trial, linear)
@@ -202,7 +203,10 @@ class MatrixFreeSteps:
         def product(which: Tensor, v: Tensor) -> Tensor:
             some = at.select(which)
             u = o.push(some.rows, some.p, v, some.width)
-            return o.pull(some.rows, some.p, u, some.width)
+            out = o.pull(some.rows, some.p, u, some.width)
+            if o.prior is not None:
+                out = out + o.weight[some.rows, None] * o.stiffness(v)
+            return out
 
         tolerance = at.residual.norm(dim=1).sqrt() * self.forcing
         tolerance = tolerance.clamp(1e-6, self.forcing)

@@ -105,6 +105,7 @@ def with_prior(audit: Audit, probes: ProbeSet, settings: Settings) -> Audit:
                 tuple(probes.x.shape[1:]),
                 prior_std=settings.prior_std,
                 prior_mean=probes.prior_mean,
+                prior=settings.prior,
             )
         attacks[kind] = attack
     return replace(audit, attacks=attacks)

@@ -8,6 +8,9 @@ from typing import TypedDict, TypeVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
+from leakwatch.priors import GaussianPrior
+from leakwatch.scores.api import PriorName
+
 __all__ = ["ProbeOptions", "RecordOptions", "with_options_of"]
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
@@ -35,6 +38,7 @@ class RecordOptions(TypedDict, total=False):
 class ProbeOptions(RecordOptions, total=False):
     """The same of every callback that watches fixed probes."""
 
+    prior: PriorName | GaussianPrior | None
     target_psnr: float
     solver: str
     products: int

@@ -131,7 +131,10 @@ class ProbeRun:
     ) -> None:
         self.probes = probes
         self.settings = probing.scoring.settings(
-            prior_std=probes.prior_std, data_range=probes.data_range
+            tuple(probes.x.shape[1:]),
+            prior_std=probes.prior_std,
+            measured=probes.prior,
+            data_range=probes.data_range,
         )
         self._probing = probing
         self._module = module

@@ -202,6 +202,7 @@ def describe_run(
     assumed = {
         "noise_std": settings.noise_std,
         "epsilon": settings.epsilon,
+        "prior": settings.knows,
         "prior_std": settings.prior_std,
         "data_range": settings.data_range,
         "target_psnr": settings.target_psnr,

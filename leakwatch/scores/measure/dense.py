@@ -67,9 +67,11 @@ def _of_sample(inputs: ScoreInputs, sample: int, plan: Plan) -> SampleSpectrum:
     )
     if spectrum.failure is not None:
         return spectrum
+    if plan.range or plan.matrix:
+        h = gram.h * scale**2
+        spectrum = replace(spectrum, h=h)
     if plan.range:
-        inside = inputs.pixel_range(sample, gram.h * scale**2)
-        spectrum = replace(spectrum, pixel_range=inside)
+        spectrum = replace(spectrum, pixel_range=inputs.pixel_range(sample, h))
     return replace(spectrum, grad_norm=Value(gram.norm * scale))
 
 

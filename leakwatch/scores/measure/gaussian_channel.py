@@ -78,7 +78,7 @@ def channel(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
         settings: the prior.
     """
     if "channel" not in spectrum.memo:
-        build = _isotropic if settings.prior_covariance is None else _correlated
+        build = _isotropic if settings.prior is None else _correlated
         spectrum.memo["channel"] = build(spectrum, settings)
     made: Channel | None = spectrum.memo["channel"]
     return made
@@ -96,12 +96,11 @@ def _isotropic(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
 
 
 def _correlated(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
-    lam, vectors = spectrum.eigenvalues, spectrum.eigenvectors
-    if lam is None or vectors is None:
+    h = spectrum.h
+    if h is None or settings.prior is None:
         return None
-    root = settings.prior_root.to(lam.device)
-    half = root.T @ (vectors * lam.sqrt())
-    ascending, columns = torch.linalg.eigh(half @ half.T)
+    root = settings.prior.root.to(h)
+    ascending, columns = torch.linalg.eigh(root.T @ h @ root)
     gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
     gain[spectrum.rank :] = 0.0
     basis = root @ columns
@@ -179,7 +178,7 @@ def error_for_given(
     if basis is None or spectrum.pulled is None:
         return spectrum.no_spectrum()
     # basisᵀ C⁻¹ (x − μ) = Wᵀ L⁻¹ (x − μ), the offset in prior standard deviations.
-    if settings.prior_covariance is None:
+    if settings.prior is None:
         whitened = basis.T @ spectrum.offset / settings.prior_std**2
     else:
         whitened = torch.linalg.solve(basis, spectrum.offset)

@@ -112,11 +112,11 @@ def _velocity(
     pulled = at.normalized_rmatvec(delta[None])[0].double()
     ratio = float(at.scale[0]) / noise
     rank = min(at.shape[1:])
-    if settings.prior_covariance is None:
+    if settings.prior is None:
         r = settings.prior_std
         towards = ratio / noise * r * pulled - offset / r
         return r * _solve((ratio * r) ** 2 * h, towards, rank)
-    root = settings.prior_root.to(offset.device)
+    root = settings.prior.root.to(offset)
     drawn = torch.linalg.solve_triangular(root, offset[:, None], upper=False)[:, 0]
     towards = ratio / noise * (root.T @ pulled) - drawn
     velocity = root @ _solve(ratio**2 * (root.T @ h @ root), towards, rank)

@@ -59,7 +59,7 @@ def from_products(
     precision = [Precision()] * batch
     lower = [0.0] * batch
     sums: list[SpectralMeasure | None] = [None] * batch
-    sampled = plan.spectrum and settings.prior_covariance is None
+    sampled = plan.spectrum and settings.prior is None
     leading = None
     if plan.largest or plan.spectrum:
         extremes = _ends(inputs, plan, settings)
@@ -252,7 +252,7 @@ def _inverses(
     """
     jacobian, delta, offset = inputs.jacobian, inputs.delta, inputs.offset
     nothing: list[DampedSolution | None] = [None] * len(inputs)
-    if delta is None or not plan.spectrum or settings.prior_covariance is not None:
+    if delta is None or not plan.spectrum or settings.prior is not None:
         return nothing, nothing
     factor = jacobian.normal()
     unit = 1 / jacobian.scale[:, None]

@@ -99,7 +99,7 @@ def _path(
 
 
 def _full_prior(plan: Plan, settings: Settings) -> str:
-    correlated = plan.solver == "lanczos" and settings.prior_covariance is not None
+    correlated = plan.solver == "lanczos" and settings.prior is not None
     return " for a full prior covariance" if correlated else ""
 
 

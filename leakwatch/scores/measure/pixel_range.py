@@ -91,8 +91,8 @@ class PixelRange:
         """
         n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
         loosest = settings.prior_std**2
-        if settings.prior_covariance is not None:
-            loosest = float(settings.prior_covariance.diagonal().max())
+        if settings.prior is not None:
+            loosest = float(settings.prior.covariance.diagonal().max())
         return math.sqrt(10 * n * eps * float(self.h.diagonal().sum()) * loosest)
 
     def errors(
@@ -150,10 +150,10 @@ class PixelRange:
 
 def _precision(settings: Settings, like: Tensor) -> Tensor:
     """C⁻¹."""
-    if settings.prior_covariance is None:
+    if settings.prior is None:
         eye = torch.eye(len(like), dtype=like.dtype, device=like.device)
         return eye / settings.prior_std**2
-    return torch.cholesky_inverse(settings.prior_root.to(like))
+    return settings.prior.precision.to(like)
 
 
 def noise_as_it_arrives(

@@ -41,7 +41,8 @@ class Plan:
         reason: why this solver.
         spectrum: whether sums over all eigenvalues are needed.
         any_noise: whether such a sum is needed at a noise level that isn't stated.
-        range: whether H itself and draws of the noise are needed.
+        range: whether H and draws of the noise are needed.
+        matrix: whether H itself is needed.
         products: most products with J and Jᵀ that ``lanczos`` takes for each task.
         max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time.
     """
@@ -56,6 +57,7 @@ class Plan:
     spectrum: bool = False
     any_noise: bool = False
     range: bool = False
+    matrix: bool = False
     products: int = DEFAULT_PRODUCTS
     max_memory: float | None = None
 
@@ -87,8 +89,7 @@ def plan(
     Args:
         needs: of each score.
         inputs: the samples, of which the first counts.
-        settings: the prior. A full covariance needs eigenvectors, as a perturbation
-            does.
+        settings: the prior. A full covariance needs H itself.
         solver: ``"auto"``, or a choice made already.
         max_memory: MiB that the Jacobian of one sample may take.
         products: most products for each task of ``lanczos``.
@@ -98,21 +99,22 @@ def plan(
         input has at most 4,096 elements and the Jacobian fits ``max_memory``.
     """
     every: frozenset[Need] = frozenset().union(*needs)
-    directed = inputs.delta is not None or settings.prior_covariance is not None
     reason = "as asked"
     if solver == "auto":
         solver, reason = _choose(every, inputs, max_memory)
+    exact = solver == "exact"
     return Plan(
         solver=solver,
         largest=bool(every & {"lambda_max", "lambda_min", "cosine"}),
         smallest="lambda_min" in every,
         cosine="cosine" in every,
         trace="trace" in every,
-        eigenvectors=directed and solver == "exact" and "spectrum" in every,
+        eigenvectors=exact and inputs.delta is not None and "spectrum" in every,
         reason=reason,
         spectrum="spectrum" in every,
         any_noise=any("spectrum" in one and "noise" not in one for one in needs),
-        range="range" in every and solver == "exact",
+        range="range" in every and exact,
+        matrix=exact and settings.prior is not None and "spectrum" in every,
         products=products,
         max_memory=max_memory,
     )

@@ -110,6 +110,7 @@ class SampleSpectrum:
             are known.
         eigenvectors: input-space singular vectors u_i as columns; only when something
             asked for them.
+        h: H itself; only when something asked for it.
         why_no_spectrum: why ``eigenvalues`` or ``eigenvectors`` is ``None``.
         precision: what rounding can have done to the eigenvalues.
         sums: the spectrum as sampled by random starts, for sums over it where
@@ -141,6 +142,7 @@ class SampleSpectrum:
     traces: dict[str, float] = field(default_factory=dict)
     eigenvalues: Float[Tensor, " d_x"] | None = None
     eigenvectors: Float[Tensor, "d_x d_x"] | None = None
+    h: Float[Tensor, "d_x d_x"] | None = None
     why_no_spectrum: str = ""
     precision: Precision = Precision()
     sums: SpectralMeasure | None = None

@@ -186,7 +186,7 @@ def score_update(
         y,
         update,
         scoring.scores,
-        scoring.settings(),
+        scoring.settings(tuple(x.shape[2:])),
         alpha=alpha,
         offset=pixels.view(*x.shape[:2], -1),
         input_scale=input_scale_of(x.flatten(0, 1), std),

@@ -118,7 +118,7 @@ def test_with_a_full_prior_covariance() -> None:
     covariance = root @ root.T + 0.02 * torch.eye(9, dtype=torch.float64)
     mean = torch.full((9,), 0.5, dtype=torch.float64)
     numbers, _ = scored(
-        net, pixels, y, delta, influence_steps=3, prior_covariance=covariance
+        net, pixels, y, delta, influence_steps=3, prior=covariance
     )
     moved = euler(
         net, pixels[0], y[0], delta[0], steps=3, mean=mean, covariance=covariance

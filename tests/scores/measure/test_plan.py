@@ -64,7 +64,7 @@ def test_a_perturbation_costs_one_product_more(
     small: Small, grams: list[int], products: list[str]
 ) -> None:
     delta = torch.full((5, 1510), 1e-3)
-    score(*small, ALL, noise_std=1e-2, delta=delta, prior_covariance=torch.eye(64))
+    score(*small, ALL, noise_std=1e-2, delta=delta, prior=torch.eye(64))
     assert grams == [0, 1, 2, 3, 4]
     assert products == (1 + DRAWS) * ["normalized_rmatvec"]
 
