@@ -28,7 +28,7 @@ def cosines(n: int) -> Float[Tensor, "n n"]:
         >>> bool((t @ t.T - torch.eye(4)).abs().max() < 1e-15)
         True
     """
-    k = torch.arange(n, dtype=torch.float64)
+    k = torch.arange(n, dtype=torch.float64, device="cpu")
     rows = torch.cos(math.pi / n * k[:, None] * (k + 0.5)) * math.sqrt(2 / n)
     rows[0] /= math.sqrt(2)
     return rows

@@ -136,7 +136,6 @@ def measured_prior(
         total += 1
         if x.numel() <= LARGEST_DENSE:
             kept.append(apart.float())
-            continue
         z = transform(apart[None], axes, None)[0]
         squares = _products_of_channels(z)
         sums = z if sums is None else sums + z
@@ -146,10 +145,6 @@ def measured_prior(
             f"a prior is measured on at least {FEWEST} samples, got {total}; use "
             f"prior='natural' or 'white'."
         )
-    if kept:
-        z = transform(torch.stack(kept).double(), axes, None)
-        sums = z.sum(0)
-        power = torch.stack([_products_of_channels(one) for one in z]).sum(0)
     assert sums is not None
     assert power is not None
     average = sums / total
@@ -185,5 +180,5 @@ def _spectrum(mean: Tensor, power: Tensor, knows: str) -> CosinePrior:
             "samples of a prior must be finite and vary; these don't, so nothing is "
             "known of images."
         )
-    variance = turned.clamp_min(0) + _FLOOR * level
-    return CosinePrior(mean, variance, channels, knows)
+    variance = turned.clamp_min(_FLOOR * level)
+    return CosinePrior(mean, variance * (level / variance.mean()), channels, knows)

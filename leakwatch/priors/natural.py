@@ -9,6 +9,8 @@ green (Ruderman, Cronin & Chiao 1998, "Statistics of cone responses to natural i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from leakwatch.checks import check_number
@@ -51,18 +53,19 @@ def natural_prior(
     check_number("data_range", data_range, example=1.0)
     level = _STD * data_range if std is None else check_number("std", std, example=0.2)
     c, h, w = shape
-    rows, columns = (torch.arange(n, dtype=torch.float64) for n in (h, w))
+    exact: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+    rows, columns = (torch.arange(n, **exact) for n in (h, w))
     # Relative to the longer side, so that a pixel is as wide as it is high.
     side = max(h, w)
     f = torch.hypot(rows[:, None] * side / h, columns[None] * side / w)
     power = f.clamp_min(1.0) ** -_EXPONENT
-    shares = torch.full((c,), 1 / c, dtype=torch.float64)
+    shares = torch.full((c,), 1 / c, **exact)
     axes = None
     if c == len(_SHARES):
-        shares = torch.tensor(_SHARES, dtype=torch.float64)
-        axes = torch.tensor(_AXES, dtype=torch.float64).T
+        shares = torch.tensor(_SHARES, **exact)
+        axes = torch.tensor(_AXES, **exact).T
         axes = axes / axes.norm(dim=0)
     variance = shares[:, None, None] * power
     variance = variance * (level**2 / variance.mean())
-    mean = torch.full(shape, _MEAN * data_range, dtype=torch.float64)
+    mean = torch.full(shape, _MEAN * data_range, **exact)
     return CosinePrior(mean, variance, axes, "the statistics of photographs")

@@ -43,6 +43,7 @@ COMMON: dict[str, Any] = {
     "every_n_epochs": 2,
     "noise_std": 0.05,
     "epsilon": 1e-3,
+    "prior": "white",
     "prior_std": 0.2,
     "data_range": 2.0,
     "mean": [0.4],

@@ -47,7 +47,7 @@ def test_all_forms_of_a_covariance_are_of_one_matrix(prior: GaussianPrior) -> No
     assert torch.allclose(prior.solve(v) @ c, v, rtol=0, atol=1e-10)
     assert torch.allclose(prior.precision @ c, eye, rtol=0, atol=1e-10)
     assert torch.allclose(prior.root @ prior.root.T, c, rtol=0, atol=1e-14)
-    assert prior.std == pytest.approx(math.sqrt(float(c.diagonal().mean())), rel=2e-5)
+    assert prior.std == pytest.approx(math.sqrt(float(c.diagonal().mean())), rel=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 6), (3, 4, 5), (1, 2, 3, 4)])

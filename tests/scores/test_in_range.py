@@ -51,7 +51,10 @@ def test_without_an_end_in_reach_it_is_the_linear_estimate() -> None:
     h, x = j.T @ j, torch.full((n,), 0.5, dtype=torch.float64)
     inside = PixelRange(h, x, x - 0.4, draws(80) @ j)
     covariance = 0.2 * torch.eye(n).double() + 0.1
-    for settings in (Settings(prior_std=R), Settings(prior=DensePrior(torch.zeros(n), covariance))):
+    for settings in (
+        Settings(prior_std=R),
+        Settings(prior=DensePrior(torch.zeros(n), covariance)),
+    ):
         errors = inside.errors(settings, 1e-3)
         c = covariance if settings.prior is not None else R**2 * torch.eye(n)
         precision = torch.linalg.inv(c.double())

@@ -80,7 +80,7 @@ def scored(
     arguments: dict[str, object] = {
         "noise_std": NOISE,
         "delta": delta,
-        "prior_std": PRIOR,
+        **({} if "prior" in settings else {"prior_std": PRIOR}),
         "mean": MEAN,
         "std": STD,
         "dtype": torch.float64,
@@ -117,9 +117,7 @@ def test_with_a_full_prior_covariance() -> None:
     root = 0.1 * torch.randn(9, 9, generator=torch.Generator().manual_seed(0)).double()
     covariance = root @ root.T + 0.02 * torch.eye(9, dtype=torch.float64)
     mean = torch.full((9,), 0.5, dtype=torch.float64)
-    numbers, _ = scored(
-        net, pixels, y, delta, influence_steps=3, prior=covariance
-    )
+    numbers, _ = scored(net, pixels, y, delta, influence_steps=3, prior=covariance)
     moved = euler(
         net, pixels[0], y[0], delta[0], steps=3, mean=mean, covariance=covariance
     )
