@@ -175,6 +175,11 @@ class RoundSampler(Sampler[list[int]]):
         """Itself: where Lightning looks for ``set_epoch`` of a batch sampler."""
         return self
 
+    @property
+    def indices(self) -> list[int]:
+        """All positions that some round may ask for."""
+        return [i for part in self._parts for i in part.tolist()]
+
     def set_epoch(self, epoch: int) -> None:
         """Tell which round comes next."""
         self._round = epoch

@@ -70,15 +70,24 @@ def dataset_size(dataset: Any) -> int:
 def read_item(dataset: Any, index: int) -> tuple[Float[Tensor, " ..."], int]:
     """Fetch item `index` as (input, class index).
 
-    An item is (input, label), (input, label, anything), or a mapping with one of the
-    keys `INPUT_KEYS` and one of `LABEL_KEYS`.
+    An item is (input, label), (input, label, anything), or a mapping or named tuple
+    with one of the keys `INPUT_KEYS` and one of `LABEL_KEYS`.
 
     Raises:
         TypeError: the item has another form, or its input is not floating point.
-        ValueError: its label is not one class index.
+        ValueError: its label is not one class index, or the data set raises an error.
     """
-    item = dataset[index]
     where = f"item {index} of {type(dataset).__name__}"
+    try:
+        item = dataset[index]
+    except Exception as error:
+        raise ValueError(
+            f"{where} can't be read ({type(error).__name__}: {error}); leave it out of "
+            "the indices, or of what the sampler yields"
+        ) from error
+    names = getattr(item, "_fields", None)
+    if names is not None and (fields := _by_name(item._asdict(), where)):
+        item = fields
     if isinstance(item, Mapping):
         x_key = next((key for key in INPUT_KEYS if key in item), None)
         y_key = next((key for key in LABEL_KEYS if key in item), None)
@@ -101,6 +110,19 @@ def read_item(dataset: Any, index: int) -> tuple[Float[Tensor, " ..."], int]:
             "like {'image': input, 'label': label}"
         )
     return as_input(x, where), as_label(y, where)
+
+
+def _by_name(fields: dict[str, Any], where: str) -> dict[str, Any] | None:
+    """The fields of a named tuple, or None where their names say nothing."""
+    known = [any(k in fields for k in keys) for keys in (INPUT_KEYS, LABEL_KEYS)]
+    if all(known):
+        return fields
+    if any(known) and len(fields) > 2:
+        raise TypeError(
+            f"{where} is a named tuple with the fields {tuple(fields)}; expected one "
+            f"of {INPUT_KEYS} and one of {LABEL_KEYS}"
+        )
+    return None
 
 
 def as_input(value: Any, where: str) -> Float[Tensor, " ..."]:

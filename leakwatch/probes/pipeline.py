@@ -1,11 +1,9 @@
-"""What a data set says about itself: normalisation, class names, random streams."""
+"""What a data set says about itself: normalisation and class names."""
 
 from __future__ import annotations
 
-import random
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DatasetStreams",
     "as_channels",
     "find_class_names",
     "find_normalization",
@@ -23,11 +20,15 @@ __all__ = [
 _FOLLOWED = ("dataset", "datasets", "transform", "transforms", "target_transform")
 
 
-def walk(dataset: Any) -> Iterator[Any]:
+def walk(dataset: Any, get: Callable[[Any, str, None], Any] = getattr) -> Iterator[Any]:
     """The data set, the data sets that it wraps, and all of their transforms.
 
     Goes by attribute names (`dataset`, `datasets`, `transform`, `transforms`,
     `target_transform`), so that it needs no library of transforms.
+
+    Args:
+        dataset: any object.
+        get: how an attribute is looked up, `None` without it.
     """
     seen: dict[int, Any] = {}
     waiting = [dataset]
@@ -38,7 +39,7 @@ def walk(dataset: Any) -> Iterator[Any]:
         seen[id(item)] = item
         yield item
         for name in _FOLLOWED:
-            value = getattr(item, name, None)
+            value = get(item, name, None)
             # A plain list under "dataset" holds samples, not transforms.
             if isinstance(value, list | tuple) and name != "dataset":
                 waiting.extend(value)
@@ -90,67 +91,6 @@ def find_class_names(dataset: Any) -> tuple[str, ...] | None:
         if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names):
             stated.add(tuple(names))
     return stated.pop() if len(stated) == 1 else None
-
-
-class DatasetStreams:
-    """Random generators that a data set or one of its transforms owns.
-
-    Reading items draws from them, so they are given back as they were found.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        owned = {}
-        for item in walk(dataset):
-            for value in getattr(item, "__dict__", {}).values():
-                if isinstance(value, _GENERATORS):
-                    owned[id(value)] = value
-        self._owned: list[Any] = list(owned.values())
-
-    def seed(self, seed: int) -> None:
-        """Seed each of them."""
-        for stream in self._owned:
-            if isinstance(stream, torch.Generator):
-                stream.manual_seed(seed)
-            elif isinstance(stream, np.random.Generator):
-                bits = stream.bit_generator
-                bits.state = type(bits)(seed).state
-            else:
-                stream.seed(seed)
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put each back into its present state at the end."""
-        states = [_get_state(stream) for stream in self._owned]
-        try:
-            yield
-        finally:
-            for stream, state in zip(self._owned, states, strict=True):
-                _set_state(stream, state)
-
-
-_GENERATORS = (
-    torch.Generator,
-    np.random.Generator,
-    np.random.RandomState,
-    random.Random,
-)
-
-
-def _get_state(stream: Any) -> Any:
-    if isinstance(stream, np.random.Generator):
-        return stream.bit_generator.state
-    return (
-        stream.getstate() if isinstance(stream, random.Random) else stream.get_state()
-    )
-
-
-def _set_state(stream: Any, state: Any) -> None:
-    if isinstance(stream, np.random.Generator):
-        stream.bit_generator.state = state
-    elif isinstance(stream, random.Random):
-        stream.setstate(state)
-    else:
-        stream.set_state(state)
 
 
 def as_channels(values: Any, name: str) -> tuple[float, ...]:

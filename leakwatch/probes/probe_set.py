@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -26,12 +26,10 @@ from leakwatch.probes.checks import (
     check_range,
     checked_fields,
 )
+from leakwatch.probes.dataset_state import DatasetState
 from leakwatch.probes.items import as_input, dataset_of, dataset_size, read_item
-from leakwatch.probes.pipeline import (
-    DatasetStreams,
-    find_class_names,
-    find_normalization,
-)
+from leakwatch.probes.pipeline import find_class_names, find_normalization
+from leakwatch.probes.samplers import sampled_items
 from leakwatch.probes.scale import (
     from_pixels_slope,
     measure_prior,
@@ -39,7 +37,7 @@ from leakwatch.probes.scale import (
     to_pixels,
     uniform_prior,
 )
-from leakwatch.probes.selection import draw_indices
+from leakwatch.probes.selection import draw_items
 
 __all__ = ["ProbeSet"]
 
@@ -121,17 +119,19 @@ class ProbeSet:
         *,
         data_range: float | None = None,
         prior_samples: int | None = None,
+        among: Sequence[int] | None = None,
     ) -> ProbeSet:
         """Draw a class-stratified set from a map-style data set.
 
         The same seed and data set give the same probes, whatever the state of the
-        global random streams, and these are left as they were, as are generators that
-        the data set or its transforms own. A random augmentation of an item depends
-        on (`seed`, index) only.
+        global random streams. These are left as they were, and so is the data set:
+        handles that it opens and caches that it fills while it is read are gone
+        afterwards. A random augmentation of an item depends on (`seed`, index) only.
 
-        Items are (input, label), (input, label, anything) or mappings with the keys
-        image/x and label/y. Each class gets n // classes probes; classes drawn at
-        random get one more, and classes that run out leave theirs to the others.
+        Items are (input, label), (input, label, anything), or mappings or named tuples
+        with the keys image/x and label/y. Each class gets n // classes probes; classes
+        drawn at random get one more, and classes that run out leave theirs to the
+        others.
 
         Without `mean` and `std` a transform called `Normalize` is looked for, then the
         attributes `mean` and `std` of the data set (used if some input lies outside of
@@ -153,15 +153,19 @@ class ProbeSet:
                 them; classes that do not occur among them are not drawn.
             data_range: peak value for PSNR, in pixel units. Default: 1.0 if pixels
                 are known to lie in [0, 1], else the range of the probes.
-            prior_samples: items read to measure the prior. Default: 2,048, or fewer
-                where an item has more than 8,192 numbers.
+            prior_samples: items read to measure the prior, those that can't be read
+                passed over. Default: 2,048, or fewer where an item has more than 8,192
+                numbers.
+            among: indices of the items that may be drawn and read, such as those of a
+                sampler; `indices` may lie elsewhere.
 
         Raises:
             TypeError: an iterable-style data set, integer images, unreadable items.
             ValueError: an argument out of range, or as in the constructor.
 
         Warns:
-            UserWarning: fewer items than asked for; pixels outside of [0, 1].
+            UserWarning: fewer items than asked for; drawn items that can't be read,
+                which others replace; pixels outside of [0, 1].
 
         Example:
             >>> import torch
@@ -169,7 +173,6 @@ class ProbeSet:
             >>> ProbeSet.from_dataset(data, per_class=2).y.bincount()
             tensor([2, 2])
         """
-        size = dataset_size(dataset)
         check_integer("n", n)
         check_integer("max_scan", max_scan)
         if prior_samples is not None:
@@ -177,22 +180,25 @@ class ProbeSet:
         check_integer("seed", seed, smallest=0)
         if per_class is not None:
             check_integer("per_class", per_class)
-        streams = DatasetStreams(dataset)
+        state = DatasetState(dataset)
 
         def read(index: int) -> tuple[Float[Tensor, " ..."], int]:
             # Seeded per item: an augmentation must not depend on what was read before.
             item_seed = (seed * 1_000_003 + index) % 2**32
             seed_streams(item_seed)
-            streams.seed(item_seed)
+            state.seed(item_seed)
             return read_item(dataset, index)
 
-        generator = torch.Generator(device="cpu").manual_seed(seed)
-        with isolated_rng(seed), streams.restored():
+        with isolated_rng(seed), state.restored():
+            size = dataset_size(dataset)
+            within = list(range(size) if among is None else check_indices(among, size))
             if indices is None:
-                chosen = draw_indices(dataset, size, n, per_class, max_scan, generator)
+                chosen, items = draw_items(
+                    dataset, within, n, per_class, max_scan, seed, read
+                )
             else:
                 chosen = check_indices(indices, size)
-            items = [read(index) for index in chosen]
+                items = [read(index) for index in chosen]
             x = _stack([x for x, _ in items], chosen)
             y = torch.tensor([label for _, label in items], device="cpu")
             if mean is None and std is None:
@@ -204,11 +210,13 @@ class ProbeSet:
                 named = find_class_names(dataset)
                 if named is not None and int(y.max()) < len(named):
                     class_names = named
-            order = torch.randperm(size, generator=generator, device="cpu")
             if prior_samples is None:
                 most = max(_PRIOR_NUMBERS // x[0].numel(), _FEWEST_SAMPLES)
                 prior_samples = min(most, _PRIOR_SAMPLES)
-            others = (read(int(index))[0] for index in order[:prior_samples])
+            # Of a stream of its own: equal for drawn and for given indices.
+            stream = torch.Generator(device="cpu").manual_seed(seed + 1)
+            order = torch.randperm(len(within), generator=stream, device="cpu")
+            others = _readable(read, [within[i] for i in order[:prior_samples]])
             fields = _fields(x, y, chosen, mean, std, class_names, data_range, others)
         return cls(**fields)
 
@@ -230,9 +238,9 @@ class ProbeSet:
     ) -> ProbeSet:
         """Draw from `dataloader.dataset`; see `from_dataset` for the arguments.
 
-        The loader is never iterated, and its sampler and generator are not touched:
-        one batch more would change the order of training. A sampler that leaves items
-        out is therefore not known here: pass its items as `indices`.
+        The loader is never iterated, and its sampler and generator are left as they
+        were: one batch more would change the order of training. Items that its sampler
+        leaves out are neither drawn nor read.
 
         Raises:
             TypeError: `dataloader` has no `dataset`, or as in `from_dataset`.
@@ -249,6 +257,7 @@ class ProbeSet:
             max_scan,
             data_range=data_range,
             prior_samples=prior_samples,
+            among=sampled_items(dataloader, seed),
         )
 
     @classmethod
@@ -385,6 +394,18 @@ def _fields(
         "std": stds,
         "units": units,
     }
+
+
+def _readable(
+    read: Callable[[int], tuple[Tensor, int]], indices: Iterable[int]
+) -> Iterator[Float[Tensor, " ..."]]:
+    """The inputs of those items that can be read."""
+    for index in indices:
+        try:
+            x, _ = read(index)
+        except Exception:
+            continue
+        yield x
 
 
 def _stack(inputs: list[Tensor], index: list[int]) -> Float[Tensor, "n ..."]:

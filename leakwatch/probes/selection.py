@@ -3,52 +3,122 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from leakwatch.probes.items import read_item
 
-__all__ = ["draw_indices", "find_labels", "stratified"]
+__all__ = ["draw_items", "find_labels", "stratified"]
+
+Item = tuple[Float[Tensor, " ..."], int]
+Read = Callable[[int], Item]
+
+# Draws in which items that can't be read are replaced.
+_ROUNDS = 10
 
 _LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "_targets")
 _SAMPLE_ATTRIBUTES = ("samples", "imgs")
 
 
-def draw_indices(
+def draw_items(
     dataset: Any,
-    size: int,
+    within: Sequence[int],
     n: int,
     per_class: int | None,
     max_scan: int,
-    generator: torch.Generator,
-) -> list[int]:
-    """Draw data-set indices, balanced over classes.
+    seed: int,
+    read: Read,
+) -> tuple[list[int], list[Item]]:
+    """Draw items, balanced over classes: their data-set indices, and what was read.
 
     Labels are taken from where data sets usually keep them; if there are none, up to
-    `max_scan` items are read in a random order and only those can be drawn.
+    `max_scan` items are read in a random order and only those can be drawn. Where an
+    item can't be read, another one of its class takes its place.
+
+    Args:
+        dataset: map-style.
+        within: indices of those that may be drawn.
+        n: number of items; ignored when `per_class` is given.
+        per_class: items per class.
+        max_scan: items read to learn labels.
+        seed: of the drawing.
+        read: reads the item of an index.
+
+    Raises:
+        TypeError: none of the items drawn can be read: the error of the first.
+        ValueError: the same.
 
     Warns:
-        UserWarning: fewer items than asked for, in total or in a class.
+        UserWarning: fewer items than asked for, in total or in a class; items that
+            can't be read.
     """
-    labels = find_labels(dataset)
-    if labels is not None and len(labels) == size:
-        candidates = torch.arange(size, device="cpu")
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    candidates = torch.tensor(within, device="cpu")
+    found = find_labels(dataset)
+    if found is not None and len(found) == len(dataset):
+        labels = found[candidates]
     else:
-        order = torch.randperm(size, generator=generator, device="cpu")
-        candidates = order[:max_scan]
-        labels = torch.tensor(
-            [read_item(dataset, int(i))[1] for i in candidates], device="cpu"
+        order = torch.randperm(len(candidates), generator=generator, device="cpu")
+        candidates = candidates[order[:max_scan]]
+        scanned, errors = _attempts(
+            candidates.tolist(), lambda index: read_item(dataset, index)
         )
-    if per_class is None and n > len(candidates):
+        if not scanned:
+            raise next(iter(errors.values()))
+        candidates = torch.tensor(list(scanned), device="cpu")
+        labels = torch.tensor([label for _, label in scanned.values()], device="cpu")
+    _warn_if_short(labels, n, per_class, f"data set size {len(dataset)}, {max_scan=}")
+    items: dict[int, Item] = {}
+    failed: dict[int, Exception] = {}
+    for _ in range(_ROUNDS):
+        left = ~torch.isin(candidates, torch.tensor(list(failed), device="cpu"))
+        kept, kinds = candidates[left], labels[left]
+        chosen = kept[stratified(kinds, n, per_class, generator)].tolist()
+        read_now, errors = _attempts([i for i in chosen if i not in items], read)
+        items |= read_now
+        failed |= errors
+        if not errors:
+            break
+    chosen = [i for i in chosen if i in items]
+    if failed:
+        index, error = next(iter(failed.items()))
+        if not chosen:
+            raise error
         warnings.warn(
-            f"asked for n={n} probes; {len(candidates)} items are available "
-            f"(data set size {size}, max_scan={max_scan}): using all of them",
+            f"{len(failed)} items that were drawn as probes can't be read, and others "
+            f"took their place; the first is item {index}: {error}",
             stacklevel=3,
+        )
+    return chosen, [items[i] for i in chosen]
+
+
+def _attempts(
+    indices: Sequence[int], read: Read
+) -> tuple[dict[int, Item], dict[int, Exception]]:
+    """(what could be read, the errors of the others), by index."""
+    items, errors = {}, {}
+    for index in indices:
+        try:
+            items[index] = read(index)
+        except Exception as error:
+            errors[index] = error
+    return items, errors
+
+
+def _warn_if_short(
+    labels: Int[Tensor, " m"], n: int, per_class: int | None, limits: str
+) -> None:
+    if per_class is None and n > len(labels):
+        warnings.warn(
+            f"asked for n={n} probes; {len(labels)} items are available "
+            f"({limits}): using all of them",
+            stacklevel=4,
         )
     if per_class is not None:
         classes, _, counts = _classes(labels)
@@ -62,10 +132,8 @@ def draw_indices(
                 f"asked for per_class={per_class} probes; {len(short)} of "
                 f"{len(classes)} classes hold fewer (class {', '.join(short[:5])}"
                 f"{', ...' if len(short) > 5 else ''}): using all of theirs",
-                stacklevel=3,
+                stacklevel=4,
             )
-    chosen = stratified(labels, n, per_class, generator)
-    return [int(i) for i in candidates[chosen]]
 
 
 def stratified(

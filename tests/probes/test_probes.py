@@ -3,7 +3,8 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import random
-from collections import Counter
+from collections import Counter, namedtuple
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -32,19 +33,23 @@ class Images(Dataset[Any]):
         self.data = torch.rand(len(truth), 3, 4, 4, generator=generator)
         self.truth = truth
         self.transform = self.target_transform = None
-        self.read: list[int] = []
+        # Not a list: what reading changes in Python's containers is put back.
+        self._reads: SimpleQueue[int] = SimpleQueue()
         vars(self).update(attributes)
 
     def __len__(self) -> int:
         return len(self.truth)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
-        self.read.append(i)
+        self._reads.put(i)
         x: Any = self.data[i]
         y: Any = self.truth[i]
         if self.transform is not None:
             x = self.transform(x)
         return x, y if self.target_transform is None else self.target_transform(y)
+
+    def reads(self) -> list[int]:
+        return [self._reads.get() for _ in range(self._reads.qsize())]
 
 
 class Compose:
@@ -218,15 +223,16 @@ def test_indices_are_taken_as_given() -> None:
 def test_labels_are_found_without_reading_items() -> None:
     data = Images([i % 10 for i in range(100)], targets=[i % 10 for i in range(100)])
     ProbeSet.from_dataset(data, n=10, prior_samples=0)
-    assert len(data.read) == 10
+    assert len(data.reads()) == 10
 
 
 def test_scanning_reads_no_more_than_max_scan() -> None:
     data = Images([i % 10 for i in range(1000)])
     probes = ProbeSet.from_dataset(data, n=10, max_scan=50, prior_samples=0)
-    assert len(set(data.read)) == 50
+    reads = data.reads()
+    assert len(set(reads)) == 50
     assert len(classes_of(probes)) == 10
-    assert max(data.read) > 500
+    assert max(reads) > 500
 
 
 @pytest.mark.parametrize(
@@ -293,6 +299,10 @@ def test_target_transform_decides_the_label() -> None:
         (X[0].tolist(), torch.tensor([1])),
         {"image": X[0], "label": 1, "path": "a"},
         {"x": X[0], "y": np.array([1])},
+        namedtuple("Item", "index label image")(7, 1, X[0]),
+        namedtuple("Item", "x index y more")(X[0], 7, 1, None),
+        namedtuple("Item", "picture kind")(X[0], 1),
+        namedtuple("Item", "image kind")(X[0], 1),
     ],
 )
 def test_forms_of_an_item(item: Any) -> None:
@@ -317,6 +327,11 @@ class PilLike:
         ((X[0], 1, 2, 3), TypeError, "has 4 elements"),
         (X[0], TypeError, r"is a Tensor; expected \(input, label\) or a mapping"),
         ("ab", TypeError, "is a str"),
+        (
+            namedtuple("Item", "image index kind")(X[0], 7, 1),
+            TypeError,
+            r"a named tuple with the fields \('image', 'index', 'kind'\); expected one",
+        ),
         ({"image": X[0], "z": 1}, TypeError, r"keys \['image', 'z'\]; expected one of"),
         ((X[0].byte(), 1), TypeError, r"torch\.uint8 .*expected floating point.*255"),
         ((torch.tensor([4, 5]), 1), TypeError, r"torch\.int64 .*embeddings"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self, final
 
 import numpy as np
 from lightning.pytorch import Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
+from torch.utils.data import DataLoader
 
+from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.probes import ProbeSet
+from leakwatch.probes.samplers import sampled_items
 
 __all__ = ["SampleSource", "only_loader", "training_probes"]
 
@@ -31,11 +34,13 @@ class SampleSource:
         datamodule: whose ``mean``, ``std``, ``class_names`` and ``probe_dataset``
             count, or an object like it.
         training: whether these are the training samples, which ``probe_dataset`` holds.
+        gathered: what every process gives, in order of rank.
     """
 
     loaders: Any
     datamodule: Any
     training: bool = True
+    gathered: Callable[[Any], list[Any]] = field(default=lambda mine: [mine])
 
     @classmethod
     def of(cls, trainer: Trainer) -> Self:
@@ -44,7 +49,11 @@ class SampleSource:
         Args:
             trainer: with its training loader set up.
         """
-        return cls(trainer.train_dataloader, getattr(trainer, "datamodule", None))
+        return cls(
+            trainer.train_dataloader,
+            getattr(trainer, "datamodule", None),
+            gathered=partial(gather, trainer),
+        )
 
 
 def training_probes(
@@ -60,8 +69,8 @@ def training_probes(
 ) -> ProbeSet:
     """A class-stratified probe set from training data.
 
-    The loader is only asked for its ``dataset``, and for the indices of a
-    ``SubsetRandomSampler``; items that another sampler leaves out may be drawn. A
+    The loader is only asked for its ``dataset``, and for the items that its sampler
+    yields, in any process: others are neither drawn nor read. A
     datamodule's ``probe_dataset``, the same samples without augmentation, goes first.
     Normalisation and class names come from the arguments, else from attributes
     ``mean``, ``std`` and ``class_names`` of the datamodule, else from the data set and
@@ -101,16 +110,15 @@ def training_probes(
             class_names=names,
             data_range=data_range,
             indices=chosen,
+            among=among,
         )
 
     dataset = loader.dataset
     if source.training:
         dataset = _unaugmented(datamodule, dataset)
+    parts = source.gathered(sampled_items(loader, seed))
+    among = None if None in parts else sorted(set().union(*parts))
     try:
-        if indices is None and isinstance(loader.sampler, SubsetRandomSampler):
-            kept = [int(i) for i in loader.sampler.indices]
-            drawn = draw(Subset(dataset, kept), None)
-            indices = [kept[i] for i in drawn.index]
         probes = draw(dataset, indices)
         if stated and mean is not None and _in_unit_range(probes):
             # Normalised images of a whole data set leave [0, 1]: these are not.

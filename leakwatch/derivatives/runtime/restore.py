@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 import torch
@@ -26,10 +27,13 @@ class Snapshot:
     (arrays, helper classes) is not seen.
 
     Args:
-        root: the module; submodules in plain lists count as well.
+        root: the module, or a container of whatever is to be remembered; submodules in
+            plain lists count as well.
         tensors: also remember, by a copy, the numbers of each buffer and of each tensor
             in an attribute, and of each parameter, without a copy, its storage,
             gradient and ``requires_grad``. Not inside transforms of torch.func.
+        expand: called once for everything else that is reached, tensors included if
+            ``tensors`` is false; what it gives is remembered too.
 
     Example:
         >>> net = nn.BatchNorm1d(1, momentum=1.0)
@@ -42,7 +46,13 @@ class Snapshot:
         0.0
     """
 
-    def __init__(self, root: nn.Module, *, tensors: bool = True) -> None:
+    def __init__(
+        self,
+        root: Any,
+        *,
+        tensors: bool = True,
+        expand: Callable[[Any], Iterable[Any]] | None = None,
+    ) -> None:
         self._modes: list[tuple[nn.Module, bool]] = []
         self._empty: list[Any] = []
         self._contents: list[tuple[Any, list[Any]]] = []
@@ -79,6 +89,9 @@ class Snapshot:
             elif tensors and isinstance(item, Tensor):
                 seen[id(item)] = item
                 self._remember(item)
+            elif expand is not None:
+                seen[id(item)] = item
+                waiting += expand(item)
 
     def _remember(self, tensor: Tensor) -> None:
         if isinstance(tensor, nn.Parameter):
