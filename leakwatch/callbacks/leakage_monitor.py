@@ -30,8 +30,8 @@ class LeakageMonitor(ProbeCallback):
     wrong later becomes the status of the values concerned, with one warning; training
     goes on.
 
-    ``ModelCheckpoint`` and ``EarlyStopping`` can monitor every key that is logged, such
-    as ``"leakwatch/i2f_psnr/worst"``, from the first batch on. In an epoch without a
+    ``ModelCheckpoint`` and ``EarlyStopping`` can monitor every key, logged or not, such
+    as ``"leakwatch/psnr/worst"``, from the first batch on. In an epoch without a
     probe a key keeps its value. After a probe that failed it is NaN, never an old
     value; ``EarlyStopping`` stops on NaN unless told ``check_finite=False``.
 
@@ -80,7 +80,12 @@ class LeakageMonitor(ProbeCallback):
             directory. Never overwrites another run: where one is recorded already, a
             number is appended.
         report: write ``report.html`` when training ends, if plotly is installed.
+        log: what loggers get: ``"summary"``, about ten keys under ``leakwatch/``, or
+            ``"all"``: those of classes and of every score too, under
+            ``leakwatch-class/`` and ``leakwatch-detail/``.
         log_images: send the probes' pictures to remote loggers. They are private data.
+        log_ledger: send the record to W&B as an artifact when training ends; without
+            pictures unless ``log_images`` sends them anyway.
         verbose: print a line after each probe step.
         name: first part of all log keys, and of the directory. Two monitors in one
             Trainer need two names.

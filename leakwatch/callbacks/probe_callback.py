@@ -22,6 +22,7 @@ from leakwatch.callbacks._recording.run_metadata import natural_directory
 from leakwatch.callbacks.gradient_defense import GradientDefense
 from leakwatch.checks import (
     check_channels,
+    check_choice,
     check_dtype,
     check_flag,
     check_function,
@@ -79,7 +80,9 @@ class RecordingCallback(Callback, Probing):
         seed: int = 0,
         directory: str | None = None,
         report: bool = True,
+        log: str = "summary",
         log_images: bool = False,
+        log_ledger: bool = False,
         verbose: bool = True,
     ) -> None:
         super().__init__()
@@ -106,7 +109,10 @@ class RecordingCallback(Callback, Probing):
         self.seed = check_integer("seed", seed, smallest=0)
         self.directory = check_path("directory", directory)
         self.report = check_flag("report", report)
+        check_choice("log", log, ("summary", "all"))
+        self.logged = log  # a Trainer gives callbacks a method `log`
         self.log_images = check_flag("log_images", log_images)
+        self.log_ledger = check_flag("log_ledger", log_ledger)
         self.verbose = check_flag("verbose", verbose)
         self.name = check_name("name", name)
         self._progress = Progress()

@@ -74,6 +74,9 @@ _COMMANDS: Final = {
         "`leakwatch trade-off --config leakwatch:trade_off`.",
     ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
+    "dashboard": _Command(
+        "dashboard", "dashboard", "make a W&B view of what runs have logged"
+    ),
     "configs": _Command("configs", "configs", "list the configs that come along"),
 }
 

@@ -181,7 +181,7 @@ def publish(
         name = f"{row.setting.words(study.unit)}, seed {row.seed}"
         try:
             logger = _logger(directory, mode, project, group, name, row)
-            refused += publish_scalars([logger], _scalars(row), step=0, epoch=0)
+            refused += publish_scalars([logger], _scalars(row), step=0)
             _finish(logger)
         except Exception as error:
             refused.append(f"W&B refused {name!r}: {type(error).__name__}: {error}")
@@ -203,7 +203,7 @@ def _publish_all(study: TradeOff, logger: WandbLogger) -> list[str]:
     except ModuleNotFoundError as error:
         refused.append(str(error))
     else:
-        refused += publish_figures([logger], figures, step=0, epoch=0, prefix=_PREFIX)
+        refused += publish_figures([logger], figures, axes={}, prefix=_PREFIX)
     _finish(logger)
     return refused
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from leakwatch.callbacks import LeakageMonitor
 from leakwatch.scores import Scoring
 
-KEY = "leakwatch/i2f_lb/median"
+KEY = "leakwatch-detail/i2f_lb/median"
 
 
 class Double(Tiny):
@@ -70,7 +70,7 @@ def double(folder: Path, processes: int) -> dict[str, Any]:
     metrics = {
         k: float(v)
         for k, v in run.callback_metrics.items()
-        if k.startswith("leakwatch/") and "seconds" not in k and "time" not in k
+        if k.startswith("leakwatch") and "seconds" not in k and "time" not in k
     }
     return {
         "weights": weights(run),

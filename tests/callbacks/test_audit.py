@@ -132,7 +132,7 @@ def test_quality_verdicts_and_correlations_are_recorded(tmp_path: Path) -> None:
     assert metrics["leakwatch-audit/audit/near/psnr/worst"] == pytest.approx(
         max(r.value for r in near.values()), rel=1e-6
     )
-    key = "leakwatch-audit/audit/spearman/lavp_l2_max/near/psnr"
+    key = "leakwatch-audit-detail/audit/spearman/lavp_l2_max/near/psnr"
     assert metrics[key] == pytest.approx(rho, abs=1e-6)
 
 

@@ -110,7 +110,9 @@ def test_the_defaults() -> None:
         "seed": 0,
         "directory": None,
         "report": True,
+        "log": "summary",
         "log_images": False,
+        "log_ledger": False,
         "verbose": True,
         "name": "leakwatch",
     }

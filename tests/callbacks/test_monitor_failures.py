@@ -102,7 +102,7 @@ def test_an_exception_in_the_evaluation(
         found = summarize(table.columns[table.moments[-1], name], 1)
         assert found.used == 0
         assert math.isnan(found.worst)
-        assert math.isnan(float(run.callback_metrics[f"leakwatch/{name}/worst"]))
+        assert math.isnan(float(run.callback_metrics[f"leakwatch-detail/{name}/worst"]))
 
 
 def test_weights_that_become_nan(
@@ -162,7 +162,7 @@ def test_a_logger_that_raises_keeps_nothing_from_the_others(
     ]
     assert moments_of(watched) == [(0, 0), (1, 6), (2, 12)]
     text = (Path(good.log_dir) / "metrics.csv").read_text()
-    assert "leakwatch/i2f_psnr/worst" in text.splitlines()[0]
+    assert "leakwatch/psnr/worst" in text.splitlines()[0]
 
 
 @pytest.mark.parametrize("below", [True, False])
@@ -180,9 +180,9 @@ def test_a_directory_that_can_t_be_written(
     assert f"nothing can be recorded in {watched.directory}" in said
     assert file.read_text() == "mine"
     assert watched.run_directory is None
-    assert "leakwatch/i2f_psnr/worst" in run.callback_metrics
+    assert "leakwatch-detail/i2f_psnr/worst" in run.callback_metrics
     text = (Path(logger.log_dir) / "metrics.csv").read_text()
-    assert "leakwatch/i2f_psnr/worst" in text.splitlines()[0]
+    assert "leakwatch/psnr/worst" in text.splitlines()[0]
 
 
 def test_a_disk_that_fills_up(

@@ -19,8 +19,9 @@ from monitor_cases import (
     trainer,
 )
 from test_audit import audit
-from wandb_file import history, media
+from wandb_file import history, kept, media
 
+import leakwatch
 from leakwatch.callbacks import LeakageMonitor
 from leakwatch.callbacks._recording.loggers import publish_scalars
 from leakwatch.callbacks._recording.summary import scalars_of
@@ -43,18 +44,42 @@ def expected_scalars(
     }
 
 
+OVERVIEW = {
+    "leakwatch/psnr/median",
+    "leakwatch/psnr/worst",
+    "leakwatch/psnr/share_above_25",
+    "leakwatch/psnr/class_gap",
+    "leakwatch/samples/known",
+    "leakwatch/samples/unknown",
+    "leakwatch/seconds",
+    "leakwatch/time_fraction",
+}
+
+
 def test_the_keys_are_an_api(tmp_path: Path) -> None:
     watched = monitor(scores=["i2f_psnr", "i2f_lb"])
     fit(tmp_path, watched)
     keys = set(expected_scalars(watched)[1, 6])
     statistics = ("median", "p05", "p95", "worst")
-    expected = {"leakwatch/seconds", "leakwatch/time_fraction"}
+    expected = set(OVERVIEW)
     for name in ("i2f_psnr", "i2f_lb", "grad_norm", "loss"):
-        expected |= {f"leakwatch/{name}/{s}" for s in statistics}
-        expected |= {f"leakwatch/class/{c}/{name}" for c in range(3)}
+        expected |= {f"leakwatch-detail/{name}/{s}" for s in statistics}
+        expected |= {f"leakwatch-class/{c}/{name}" for c in range(3)}
         if name != "i2f_psnr":  # ratios of decibels mean nothing
-            expected |= {f"leakwatch/{name}/class_{s}" for s in ("ratio", "gini")}
+            expected |= {
+                f"leakwatch-detail/{name}/class_{s}" for s in ("ratio", "gini")
+            }
     assert keys == expected
+
+
+def test_loggers_get_ten_keys_unless_asked_for_all(tmp_path: Path) -> None:
+    logger, watched = CSVLogger(tmp_path), monitor()
+    run = fit(tmp_path, watched, logger=logger)
+    own = {key for key in csv_rows(logger)[0] if key.startswith("leakw")}
+    axes = {"leakwatch/epoch", "leakwatch/step"}
+    assert own == OVERVIEW | axes | {"leakwatch/lavp_l2_max/median"}
+    # What no logger draws can be monitored all the same.
+    assert "leakwatch-detail/i2f/p95" in run.callback_metrics
 
 
 def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
@@ -65,15 +90,19 @@ def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
 def assert_scalars_in_csv(logger: CSVLogger, watched: LeakageMonitor) -> None:
     rows = [r for r in csv_rows(logger) if r["leakwatch/seconds"]]
     expected = expected_scalars(watched)
-    assert [(int(r["epoch"]), int(r["step"])) for r in rows] == list(expected)
+    found = [(int(r["leakwatch/epoch"]), int(r["leakwatch/step"])) for r in rows]
+    assert found == list(expected)
+    assert [int(r["step"]) for r in rows] == [step for _, step in found]
     for row, scalars in zip(rows, expected.values(), strict=True):
         own = {k: float(v) for k, v in row.items() if k.startswith("leakw") and v}
+        del own["leakwatch/epoch"], own["leakwatch/step"]
         finite = {k: v for k, v in scalars.items() if math.isfinite(v)}
+        assert set(own) == set(finite)
         assert own == pytest.approx(finite, rel=1e-6)
 
 
 def test_csv(tmp_path: Path) -> None:
-    logger, watched = CSVLogger(tmp_path), monitor()
+    logger, watched = CSVLogger(tmp_path), monitor(log="all")
     fit(tmp_path, watched, logger=logger, max_epochs=2)
     assert watched.run_directory == str(Path(logger.log_dir) / "leakwatch")
     assert_scalars_in_csv(logger, watched)
@@ -85,7 +114,7 @@ def test_several_loggers_at_once(tmp_path: Path) -> None:
 
     board = TensorBoardLogger(tmp_path / "board")
     tables = CSVLogger(tmp_path / "a"), CSVLogger(tmp_path / "b")
-    watched = monitor()
+    watched = monitor(log="all")
     fit(tmp_path, watched, logger=[board, *tables], max_epochs=2)
     assert watched.run_directory == str(Path(board.log_dir) / "leakwatch")
     for table in tables:
@@ -99,8 +128,14 @@ def test_several_loggers_at_once(tmp_path: Path) -> None:
                 assert found[step] == pytest.approx(value, rel=1e-6)
             else:
                 assert step not in found
-    assert [h.step for h in events.Histograms("leakwatch/spectrum")] == [0, 6, 12]
-    assert events.Histograms("leakwatch/spectrum")[0].histogram_value.num == 3 * 16
+    assert [h.step for h in events.Histograms("leakwatch-detail/spectrum")] == [
+        0,
+        6,
+        12,
+    ]
+    assert (
+        events.Histograms("leakwatch-detail/spectrum")[0].histogram_value.num == 3 * 16
+    )
     assert events.Tags()["images"] == []
 
 
@@ -114,22 +149,48 @@ def test_no_logger_and_a_dry_run(tmp_path: Path) -> None:
     assert moments_of(watched) == [(0, 0), (1, 2)]
 
 
+class Notes:
+    """A logger that refuses some keys, and with them all that came along."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = refused
+        self.calls = 0
+        self.seen: dict[str, float] = {}
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.calls += 1
+        for key in metrics:
+            if key in self.refused:
+                raise ValueError(f"invalid name {key}")
+        assert step == 7
+        self.seen.update(metrics)
+
+    def save(self) -> None:
+        self.seen["saved"] = 1.0
+
+
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    class Notes:
-        def __init__(self) -> None:
-            self.seen: list[Any] = []
-
-        def log_metrics(self, metrics: Any, step: int) -> None:
-            self.seen.append((metrics, step))
-
-        def save(self) -> None:
-            self.seen.append("saved")
-
     logger = Notes()
     scalars = {"a": 1.0, "b": math.nan, "c": math.inf}
-    refused = publish_scalars([logger], scalars, step=7, epoch=2)  # type: ignore[list-item]
+    refused = publish_scalars([logger], scalars, step=7)  # type: ignore[list-item]
     assert refused == []
-    assert logger.seen == [({"a": 1.0, "epoch": 2}, 7), "saved"]
+    assert logger.seen == {"a": 1.0, "saved": 1.0}
+
+
+def test_one_key_that_a_logger_refuses_costs_no_other() -> None:
+    logger = Notes("b")
+    scalars = {"a": 1.0, "b": 2.0, "c": 3.0}
+    refused = publish_scalars([logger], scalars, step=7)  # type: ignore[list-item]
+    assert refused == ["Notes raised RuntimeError: b: invalid name b"]
+    assert logger.seen == {"a": 1.0, "c": 3.0, "saved": 1.0}
+
+
+def test_a_logger_that_refuses_everything_is_not_asked_for_each_key() -> None:
+    keys = [str(number) for number in range(60)]
+    logger = Notes(*keys)
+    refused = publish_scalars([logger], dict.fromkeys(keys, 1.0), step=7)  # type: ignore[list-item]
+    assert refused == ["Notes raised ValueError: invalid name 0"]
+    assert logger.calls == 4
 
 
 def test_the_line_that_is_printed(
@@ -185,55 +246,52 @@ def wandb_fit(tmp_path: Path, watched: LeakageMonitor, **changes: Any) -> WandbL
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb")
 def test_wandb_holds_every_row_and_key(tmp_path: Path, offline: Path) -> None:
-    watched = monitor(report=True)
+    watched = monitor(report=True, log="all")
     logger = wandb_fit(tmp_path, watched, max_epochs=2)
     rows = history(tmp_path)
     assert [r["_step"] for r in rows] == list(range(len(rows)))  # none was dropped
     scalars = [r for r in rows if "leakwatch/seconds" in r]
     expected = expected_scalars(watched)
-    moments = [(r["epoch"], r["trainer/global_step"]) for r in scalars]
+    moments = [(r["leakwatch/epoch"], r["leakwatch/step"]) for r in scalars]
     assert moments == list(expected) == [(0, 0), (1, 6), (2, 12)]
     for row, wanted in zip(scalars, expected.values(), strict=True):
-        own = {k: v for k, v in row.items() if k.startswith("leakwatch/")}
+        own = {k: v for k, v in row.items() if k.startswith("leakwatch")}
+        del own["leakwatch/epoch"], own["leakwatch/step"]
         finite = {k: v for k, v in wanted.items() if math.isfinite(v)}
         assert len(finite) > 60
         assert own == pytest.approx(finite, rel=1e-9)
-    # Lightning's own rows are all there too.
+    # Lightning's own rows are all there too, and no axis runs backwards.
     assert sum("train/loss_step" in r for r in rows) == 12
     assert sum("val/loss" in r for r in rows) == 2
+    for axis in ("epoch", "trainer/global_step", "leakwatch/epoch", "leakwatch/step"):
+        places = [r[axis] for r in rows if axis in r]
+        assert places == sorted(places)
 
     tables = [r for r in rows if "leakwatch/samples" in r]
-    assert [(r["epoch"], r["trainer/global_step"]) for r in tables] == moments
+    assert [(r["leakwatch/epoch"], r["leakwatch/step"]) for r in tables] == moments
     ledger = [r for r in rows_of(watched) if r.sample is not None]
     for row in tables:
+        # Each step adds its own rows to one table.
         samples = media(tmp_path, row["leakwatch/samples"])
-        head, epoch = samples["columns"], row["epoch"]
+        head, epoch = samples["columns"], row["leakwatch/epoch"]
         assert head[:4] == ["epoch", "step", "sample", "class"]
         assert head[4:-1] == [s.name for s in watched.scores]
         assert len(samples["data"]) == 3
         for cells in samples["data"]:
             cell = dict(zip(head, cells, strict=True))
-            assert cell["status"] == "ok"
-            wanted = {
-                r.quantity: r.value
-                for r in ledger
-                if (r.epoch, r.sample) == (epoch, cell["sample"])
-            }
+            own = [r for r in ledger if (r.epoch, r.sample) == (epoch, cell["sample"])]
+            said = [f"{r.quantity}: {r.status}" for r in own if r.status != "ok"]
+            assert cell["status"] == ("; ".join(said) or "ok")
+            wanted = {r.quantity: r.value for r in own}
             assert {k: cell[k] for k in wanted} == pytest.approx(wanted, rel=1e-9)
-        classes = media(tmp_path, row["leakwatch/classes"])
-        assert classes["columns"] == [
-            "epoch", "step", "class", "score", "mean", "median", "n",
-        ]  # fmt: skip
-        assert len(classes["data"]) == 3 * len(watched.scores)
-        means = {f"leakwatch/class/{c[2]}/{c[3]}": c[4] for c in classes["data"]}
-        wanted = expected[epoch, row["trainer/global_step"]]
-        assert means == pytest.approx({k: wanted[k] for k in means}, rel=1e-9)
-        spectrum = row["leakwatch/spectrum"]
+    assert tables[-1]["leakwatch/samples"]["nrows"] == 9
+    for row in (r for r in rows if "leakwatch-detail/spectrum" in r):
+        spectrum = row["leakwatch-detail/spectrum"]
         assert spectrum["_type"] == "histogram"
         assert sum(spectrum["values"]) == 3 * 16
         assert len(spectrum["bins"]) == len(spectrum["values"]) + 1
     (figures,) = [r for r in rows if "leakwatch/figure/risk" in r]
-    assert (figures["epoch"], figures["trainer/global_step"]) == (2, 12)
+    assert (figures["leakwatch/epoch"], figures["leakwatch/step"]) == (2, 12)
     for name in ("risk", "classes"):
         entry = figures[f"leakwatch/figure/{name}"]
         assert entry["_type"] == "plotly-file"
@@ -246,6 +304,45 @@ def test_wandb_holds_every_row_and_key(tmp_path: Path, offline: Path) -> None:
     assert not list(tmp_path.rglob("*.png"))
 
 
+def test_wandb_knows_settings_axes_and_what_to_keep(
+    tmp_path: Path, offline: Path
+) -> None:
+    watched = monitor(noise_std=0.25)
+    wandb_fit(tmp_path, watched, max_epochs=1)
+    found = kept(tmp_path)
+    settings = found.config["leakwatch"]
+    assert settings["config"]["noise_std"] == 0.25
+    assert settings["versions"]["leakwatch"] == leakwatch.__version__
+    assert settings["probes"] == 3
+    logged = {
+        key
+        for row in history(tmp_path)
+        for key in row
+        if key.startswith("leakw") and "figure" not in key and "samples" not in key
+    }
+    assert logged <= set(found.metrics)
+    for key, metric in found.metrics.items():
+        if key in logged - {"leakwatch/step"}:
+            assert metric.step_metric == "leakwatch/step"
+        assert metric.summary.max == (key == "leakwatch/psnr/worst")
+
+
+@pytest.mark.parametrize("pictures", [False, True])
+def test_the_ledger_goes_to_wandb_on_request(
+    tmp_path: Path, offline: Path, pictures: bool
+) -> None:
+    watched = monitor(log_ledger=True, log_images=pictures, report=True)
+    wandb_fit(tmp_path, watched, max_epochs=1)
+    (names,) = [
+        names
+        for type_, names in kept(tmp_path).artifacts
+        if type_ == "leakwatch-ledger"
+    ]
+    public = {"run.json", "ledger/part-000000.csv", "ledger/part-000001.csv"}
+    assert public <= names
+    assert (names > public) == ("probes.npz" in names) == pictures
+
+
 def test_wandb_gets_pictures_on_request_only(tmp_path: Path, offline: Path) -> None:
     watched = monitor(log_images=True, scores=["grad_norm"])
     wandb_fit(tmp_path, watched, max_epochs=1)
@@ -254,7 +351,7 @@ def test_wandb_gets_pictures_on_request_only(tmp_path: Path, offline: Path) -> N
     assert row["leakwatch/probes"]["_type"] == "images/separated"
     assert row["leakwatch/probes"]["count"] == 3
     assert len(list(tmp_path.rglob("*.png"))) >= 3
-    assert (row["epoch"], row["trainer/global_step"]) == (0, 0)
+    assert (row["leakwatch/epoch"], row["leakwatch/step"]) == (0, 0)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

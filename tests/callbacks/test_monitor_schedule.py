@@ -24,7 +24,7 @@ from monitor_cases import (
 from leakwatch.callbacks import LeakageMonitor
 from leakwatch.scores import Scoring
 
-KEY = "leakwatch/i2f_lb/median"
+KEY = "leakwatch-detail/i2f_lb/median"
 
 
 class EverySeventh(LeakageMonitor):
@@ -137,7 +137,7 @@ def test_every_key_can_be_monitored(tmp_path: Path) -> None:
     watched = monitor()
     run = fit(tmp_path, watched)
     latest = watched.state_dict()["latest"]
-    assert {"leakwatch/class/2/i2f_psnr", "leakwatch/seconds", KEY} <= set(latest)
+    assert {"leakwatch-class/2/i2f_psnr", "leakwatch/seconds", KEY} <= set(latest)
     assert {
         k: float(v) for k, v in run.callback_metrics.items() if k.startswith("leakw")
     } == pytest.approx(latest, rel=1e-6)
@@ -243,9 +243,12 @@ def test_two_monitors_in_one_trainer(tmp_path: Path) -> None:
     fit(tmp_path / "alone", alone, max_epochs=2)
     assert record_of(one) == record_of(alone)
     keys = {k.split("/")[0] for k in run.callback_metrics}
-    assert keys == {"train", "leakwatch", "second"}
-    assert "second/lavp_l2_max/worst" in run.callback_metrics
-    assert "second/i2f/worst" not in run.callback_metrics
+    ours = {
+        f"{a}{b}" for a in ("leakwatch", "second") for b in ("", "-class", "-detail")
+    }
+    assert keys == {"train"} | ours
+    assert "second-detail/lavp_l2_max/worst" in run.callback_metrics
+    assert "second-detail/i2f/worst" not in run.callback_metrics
 
 
 def test_two_monitors_of_one_name_are_refused(tmp_path: Path) -> None:

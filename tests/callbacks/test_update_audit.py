@@ -435,17 +435,18 @@ def test_scalars_reach_the_logger_and_pictures_stay(
     tmp_path: Path, arrays: str
 ) -> None:
     data = clients(arrays)
-    watched, _ = audit(data, report=True)
+    watched, _ = audit(data, report=True, log="all")
     fit(tmp_path, data, watched, logger=CSVLogger(tmp_path))
     written = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
     header = written.splitlines()[0].split(",")
     for key in (
         "leakwatch-update/audit/random/psnr/median",
         "leakwatch-update/audit/random/psnr/worst",
-        "leakwatch-update/update/client-1/alpha",
-        "leakwatch-update/update/client-3/psnr",
-        "leakwatch-update/joint_i2f_bayes_psnr/median",
-        "leakwatch-update/audit/spearman/joint_i2f_bayes/random/psnr",
+        "leakwatch-update-detail/update/client-1/alpha",
+        "leakwatch-update-detail/update/client-3/psnr",
+        "leakwatch-update/psnr/median",
+        "leakwatch-update-detail/joint_i2f_bayes_psnr/median",
+        "leakwatch-update-detail/audit/spearman/joint_i2f_bayes/random/psnr",
         "leakwatch-update/seconds",
     ):
         assert key in header

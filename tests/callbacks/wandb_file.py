@@ -12,6 +12,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,42 @@ def records(data: bytes) -> Iterator[bytes]:
             raise ValueError(f"unknown kind of chunk {kind} at byte {place}")
 
 
-def history(folder: Path, patience: float = 30.0) -> list[dict[str, Any]]:
-    """The logged rows of the one offline run below a folder, in order.
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The logged rows of the one offline run below a folder, in order."""
+    return [_row(r.history.item) for r in _records(folder) if r.HasField("history")]
+
+
+@dataclass
+class Kept:
+    """What else such a run keeps.
+
+    Attributes:
+        config: of the run.
+        metrics: key → its definition.
+        artifacts: type and names of files.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    artifacts: list[tuple[str, set[str]]] = field(default_factory=list)
+
+
+def kept(folder: Path) -> Kept:
+    """Config, definitions of metrics and artifacts of the one offline run."""
+    found = Kept()
+    for record in _records(folder):
+        if record.HasField("config"):
+            found.config |= _row(record.config.update)
+        if record.HasField("metric"):
+            found.metrics[record.metric.name or record.metric.glob_name] = record.metric
+        if record.HasField("artifact"):
+            files = {entry.path for entry in record.artifact.manifest.contents}
+            found.artifacts.append((record.artifact.type, files))
+    return found
+
+
+def _records(folder: Path, patience: float = 30.0) -> list[Any]:
+    """The records of the one offline run below a folder.
 
     W&B's own process may still be writing when ``wandb.finish()`` returns: the file is
     complete with the record of the run's exit.
@@ -65,11 +100,7 @@ def history(folder: Path, patience: float = 30.0) -> list[dict[str, Any]]:
             found.append(record)
         kinds = [record.WhichOneof("record_type") for record in found]
         if "exit" in kinds:
-            return [
-                _row(record.history.item)
-                for record, kind in zip(found, kinds, strict=True)
-                if kind == "history"
-            ]
+            return found
         if time.monotonic() > until:
             raise TimeoutError(f"{file} has no record of the run's exit: {kinds}")
         time.sleep(0.1)

@@ -160,12 +160,13 @@ def test_unknown_command(
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
         f"unknown command {command!r}; {hint}choose from fit, audit, attack, "
-        "compare-inits, trade-off, report, configs."
+        "compare-inits, trade-off, report, dashboard, configs."
     )
 
 
 @pytest.mark.parametrize(
-    "command", ["audit", "attack", "compare-inits", "trade-off", "report", "configs"]
+    "command",
+    ["audit", "attack", "compare-inits", "trade-off", "report", "configs", "dashboard"],
 )
 def test_help_of_one_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0

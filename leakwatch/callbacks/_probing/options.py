@@ -31,7 +31,9 @@ class RecordOptions(TypedDict, total=False):
     seed: int
     directory: str | None
     report: bool
+    log: str
     log_images: bool
+    log_ledger: bool
     verbose: bool
 
 

@@ -37,14 +37,18 @@ class Probing(ABC):
         message: what clients share, in the words of the report.
         name: first part of all log keys.
         report: whether to write a report at the end.
+        logged: what loggers get, ``"summary"`` or ``"all"``.
         log_images: whether pictures may leave this disk.
+        log_ledger: whether W&B gets the record as an artifact.
         verbose: whether to say what each step found.
     """
 
     message: ClassVar[Message] = GRADIENT
     name: str
     report: bool
+    logged: str
     log_images: bool
+    log_ledger: bool
     verbose: bool
 
     @property

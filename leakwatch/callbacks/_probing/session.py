@@ -157,7 +157,12 @@ class ProbeSession:
         self._progress.elapsed = self.elapsed
         if self._recorder is None:
             return
-        path = self._recorder.finish(trainer.loggers, report=self._probing.report)
+        path = self._recorder.finish(
+            trainer.loggers,
+            report=self._probing.report,
+            ledger=self._probing.log_ledger,
+            pictures=self._probing.log_images,
+        )
         if path is not None and self._probing.verbose:
             say(trainer, f"leakwatch report: {path}")
 
@@ -203,6 +208,7 @@ class ProbeSession:
             described,
             self._probing.name,
             self._warn,
+            log=self._probing.logged,
         )
         progress.directory, progress.position = recorder.directory, recorder.position
         return recorder

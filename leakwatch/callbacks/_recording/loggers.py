@@ -4,14 +4,16 @@ Scalars reach every logger, tables and figures those that can hold them.
 
 The only module that knows Weights & Biases. No picture of private data is sent
 anywhere unless the caller passes some. A logger that raises doesn't keep values from
-the others: every function returns what went wrong, one sentence per logger.
+the others, nor does one key: every function returns what went wrong, one sentence per
+logger.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +21,30 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from leakwatch.reporting import LedgerTable, Row, summarize_classes
+from leakwatch.reporting import Row
 
 __all__ = [
+    "GrowingTable",
+    "define",
     "has_figures",
     "publish_figures",
+    "publish_ledger",
     "publish_pictures",
     "publish_scalars",
-    "publish_step",
+    "publish_spectrum",
     "say",
+    "state",
     "warn",
 ]
 
 _HISTOGRAM_BINS = 64
 
+# So many keys in a row are not refused for what they are called.
+_GIVE_UP = 3
+
 
 def publish_scalars(
-    loggers: Iterable[Logger], scalars: Mapping[str, float], *, step: int, epoch: int
+    loggers: Iterable[Logger], scalars: Mapping[str, float], *, step: int
 ) -> list[str]:
     """Sends numbers to every logger; call it in the main process.
 
@@ -46,64 +55,174 @@ def publish_scalars(
         loggers: of the trainer.
         scalars: key → number.
         step: optimiser steps taken.
-        epoch: completed epochs.
     """
     finite = {key: value for key, value in scalars.items() if np.isfinite(value)}
 
     def send(logger: Logger) -> None:
-        logger.log_metrics({**finite, "epoch": epoch}, step=step)
-        logger.save()
+        # W&B gets its axis among the scalars: Lightning logs the values of an epoch
+        # one step earlier, so that a shared one would run backwards.
+        at = None if isinstance(logger, WandbLogger) else step
+        try:
+            logger.log_metrics(finite, step=at)
+        except Exception as error:
+            _one_by_one(logger, finite, at, error)
+        finally:
+            logger.save()
 
     return _each(loggers, send)
 
 
-def publish_step(
-    loggers: Iterable[Logger],
-    rows: Sequence[Row],
-    eigenvalues: npt.NDArray[np.float64] | None,
-    *,
-    step: int,
-    epoch: int,
-    class_names: Sequence[str] | None,
-    prefix: str,
+def _one_by_one(
+    logger: Logger, scalars: Mapping[str, float], step: int | None, error: Exception
+) -> None:
+    """Sends what a logger takes of values that it refused together.
+
+    Raises:
+        RuntimeError: which keys it refuses, and why.
+    """
+    refused: list[str] = []
+    for number, (key, value) in enumerate(scalars.items()):
+        if len(refused) == number == _GIVE_UP:
+            raise error
+        try:
+            logger.log_metrics({key: value}, step=step)
+        except Exception:
+            refused.append(key)
+    if refused:
+        raise RuntimeError(f"{', '.join(refused)}: {error}") from error
+
+
+def state(
+    loggers: Iterable[Logger], settings: Mapping[str, Any], *, prefix: str
 ) -> list[str]:
-    """Sends tables and histograms of one probe step to the loggers that hold them.
+    """Puts the settings of a run into its W&B config, and defines its axis.
 
     Args:
         loggers: of the trainer.
-        rows: what was recorded.
-        eigenvalues: ``(samples, d_x)``, or ``None``.
-        step: optimiser steps taken.
-        epoch: completed epochs.
-        class_names: by label.
+        settings: plain values.
         prefix: of the keys.
     """
-    spectrum = _log_eigenvalues(eigenvalues)
+
+    def send(logger: Logger) -> None:
+        run = logger.experiment  # type: ignore[attr-defined]
+        run.config.update({prefix: dict(settings)}, allow_val_change=True)
+        run.define_metric(f"{prefix}/step", hidden=True)
+        run.define_metric(f"{prefix}/epoch", step_metric=f"{prefix}/step")
+
+    return _each(filter(has_figures, loggers), send)
+
+
+def define(
+    loggers: Iterable[Logger], extremes: Mapping[str, str], *, prefix: str
+) -> list[str]:
+    """Tells W&B over which axis keys are drawn, and what to keep of their history.
+
+    Args:
+        loggers: of the trainer.
+        extremes: key → ``"max"``, ``"min"``, or empty: only the last value.
+        prefix: of the keys.
+    """
+
+    def send(logger: Logger) -> None:
+        for key, extreme in extremes.items():
+            logger.experiment.define_metric(  # type: ignore[attr-defined]
+                key,
+                step_metric=f"{prefix}/step",
+                summary=f"{extreme},last" if extreme else None,
+            )
+
+    return _each(filter(has_figures, loggers), send)
+
+
+def publish_spectrum(
+    loggers: Iterable[Logger],
+    eigenvalues: npt.NDArray[np.float64],
+    *,
+    axes: Mapping[str, int],
+    step: int,
+    key: str,
+) -> list[str]:
+    """Sends a histogram of log10 of the positive eigenvalues to W&B and TensorBoard.
+
+    Args:
+        loggers: of the trainer.
+        eigenvalues: ``(samples, d_x)``.
+        axes: key → where on the axes this is.
+        step: optimiser steps taken.
+        key: of the histogram.
+    """
+    positive = eigenvalues[np.isfinite(eigenvalues) & (eigenvalues > 0)]
+    if not positive.size:
+        return []
+    logarithms = np.log10(positive)
 
     def send(logger: Logger) -> None:
         if isinstance(logger, WandbLogger):
             wandb = importlib.import_module("wandb")
-            payload: dict[str, Any] = {
-                f"{prefix}/samples": wandb.Table(*_samples(rows, class_names)),
-                f"{prefix}/classes": wandb.Table(*_classes(rows, class_names)),
-            }
-            if spectrum is not None:
-                payload[f"{prefix}/spectrum"] = wandb.Histogram(
-                    np_histogram=np.histogram(spectrum, bins=_HISTOGRAM_BINS)
-                )
-            _log_wandb(logger, payload, step=step, epoch=epoch)
-        elif isinstance(logger, TensorBoardLogger) and spectrum is not None:
-            logger.experiment.add_histogram(f"{prefix}/spectrum", spectrum, step)
+            counts = np.histogram(logarithms, bins=_HISTOGRAM_BINS)
+            _log_wandb(logger, {key: wandb.Histogram(np_histogram=counts)}, axes)
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_histogram(key, logarithms, step)
 
     return _each(loggers, send)
+
+
+@final
+class GrowingTable:
+    """One W&B table of all samples at all probe steps; each step sends its own rows.
+
+    Args:
+        key: of the table.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._columns: list[str] = []
+        self._tables: dict[int, Any] = {}
+
+    def publish(
+        self,
+        loggers: Iterable[Logger],
+        rows: Sequence[Row],
+        class_names: Sequence[str] | None,
+        *,
+        axes: Mapping[str, int],
+    ) -> list[str]:
+        """Adds what one step recorded of each sample.
+
+        Args:
+            loggers: of the trainer.
+            rows: what was recorded.
+            class_names: by label.
+            axes: key → where on the axes this is.
+        """
+        samples = _samples(rows, class_names)
+        if not samples:
+            return []
+        # The first step decides: W&B can't add columns to a table that is there.
+        self._columns = self._columns or list(samples[0])
+
+        def send(logger: Logger) -> None:
+            wandb = importlib.import_module("wandb")
+            table = self._tables.get(id(logger))
+            if table is None:
+                table = self._tables[id(logger)] = wandb.Table(
+                    columns=self._columns,
+                    log_mode="INCREMENTAL",
+                    allow_mixed_types=True,
+                )
+            for sample in samples:
+                table.add_data(*map(sample.get, self._columns))
+            _log_wandb(logger, {self._key: table}, axes)
+
+        return _each(filter(has_figures, loggers), send)
 
 
 def publish_figures(
     loggers: Iterable[Logger],
     figures: Mapping[str, Any],
     *,
-    step: int,
-    epoch: int,
+    axes: Mapping[str, int],
     prefix: str,
 ) -> list[str]:
     """Sends plotly figures to W&B, where there is a W&B logger.
@@ -111,8 +230,7 @@ def publish_figures(
     Args:
         loggers: of the trainer.
         figures: name → figure; ``None`` entries are left out.
-        step: optimiser steps taken.
-        epoch: completed epochs.
+        axes: key → where on the axes this is.
         prefix: of the keys.
     """
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
@@ -123,7 +241,7 @@ def publish_figures(
             f"{prefix}/figure/{name}": wandb.Plotly(figure)
             for name, figure in drawn.items()
         }
-        _log_wandb(logger, payload, step=step, epoch=epoch)
+        _log_wandb(logger, payload, axes)
 
     return _each(filter(has_figures, loggers), send) if drawn else []
 
@@ -133,9 +251,7 @@ def publish_pictures(
     pixels: npt.NDArray[np.uint8],
     captions: Sequence[str],
     *,
-    step: int,
-    epoch: int,
-    prefix: str,
+    axes: Mapping[str, int],
     key: str,
 ) -> list[str]:
     """Sends private pictures to remote loggers; only on the user's explicit wish.
@@ -145,10 +261,8 @@ def publish_pictures(
         pixels: ``(n, height, width, channels)``, uint8: W&B rescales floats
             differently between releases.
         captions: one per picture.
-        step: optimiser steps taken.
-        epoch: completed epochs.
-        prefix: of the key.
-        key: its last part.
+        axes: key → where on the axes this is.
+        key: of the pictures.
     """
     shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
@@ -158,7 +272,33 @@ def publish_pictures(
             wandb.Image(picture, caption=caption)
             for picture, caption in zip(shown, captions, strict=True)
         ]
-        _log_wandb(logger, {f"{prefix}/{key}": images}, step=step, epoch=epoch)
+        _log_wandb(logger, {key: images}, axes)
+
+    return _each(filter(has_figures, loggers), send)
+
+
+def publish_ledger(
+    loggers: Iterable[Logger], directory: Path, *, name: str, pictures: bool
+) -> list[str]:
+    """Sends the record of a run to W&B as an artifact.
+
+    Args:
+        loggers: of the trainer.
+        directory: of the run.
+        name: of the artifact.
+        pictures: whether to send those of samples too, in arrays and the report.
+    """
+    public = [directory / "run.json", *directory.glob("ledger/*.csv")]
+    paths = list(directory.rglob("*")) if pictures else public
+
+    def send(logger: Logger) -> None:
+        wandb = importlib.import_module("wandb")
+        artifact = wandb.Artifact(name, type="leakwatch-ledger")
+        for path in sorted(filter(Path.is_file, paths)):
+            if path.name.startswith("."):  # the lock of its writer
+                continue
+            artifact.add_file(str(path), name=path.relative_to(directory).as_posix())
+        logger.experiment.log_artifact(artifact)  # type: ignore[attr-defined]
 
     return _each(filter(has_figures, loggers), send)
 
@@ -180,84 +320,50 @@ def _each(loggers: Iterable[Logger], send: Callable[[Logger], None]) -> list[str
 
 
 def _log_wandb(
-    logger: Logger, payload: dict[str, Any], *, step: int, epoch: int
+    logger: Logger, payload: dict[str, Any], axes: Mapping[str, int]
 ) -> None:
     # W&B drops rows whose own step runs backwards, and its counter is not Lightning's:
     # the step travels as a value.
-    logger.experiment.log(  # type: ignore[attr-defined]
-        {**payload, "trainer/global_step": step, "epoch": epoch}
-    )
+    logger.experiment.log({**payload, **axes})  # type: ignore[attr-defined]
 
 
-def _samples(
-    rows: Sequence[Row], names: Sequence[str] | None
-) -> tuple[list[str], list[list[Any]]]:
+def _samples(rows: Sequence[Row], names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Column → cell of each sample."""
     quantities = list(dict.fromkeys(r.quantity for r in rows if r.sample is not None))
     cells: dict[int, dict[str, Row]] = {}
     for row in rows:
         if row.sample is not None:
             cells.setdefault(row.sample, {})[row.quantity] = row
-    columns = ["epoch", "step", "sample", "class", *quantities, "status"]
     table = []
     for sample, measured in cells.items():
         first = next(iter(measured.values()))
         bad = [f"{q}: {r.status}" for q, r in measured.items() if r.status != "ok"]
         bad += [f"{q}: infinite" for q, r in measured.items() if np.isinf(r.value)]
-        values = [measured[q].value if q in measured else None for q in quantities]
         table.append(
-            [
-                first.epoch,
-                first.step,
-                sample,
-                _name(first.label, names),
-                *map(_finite, values),
-                "; ".join(bad) or "ok",
-            ]
+            {
+                "epoch": first.epoch,
+                "step": first.step,
+                "sample": sample,
+                "class": _name(first.label, names),
+                **{
+                    q: _finite(measured[q].value) if q in measured else None
+                    for q in quantities
+                },
+                "status": "; ".join(bad) or "ok",
+            }
         )
-    return columns, table
+    return table
 
 
-def _classes(
-    rows: Sequence[Row], names: Sequence[str] | None
-) -> tuple[list[str], list[list[Any]]]:
-    columns = ["epoch", "step", "class", "score", "mean", "median", "n"]
-    table = LedgerTable.from_rows(rows)
-    cells = []
-    for (moment, quantity), column in table.columns.items():
-        for summary in summarize_classes(column):
-            cells.append(
-                [
-                    moment.epoch,
-                    moment.step,
-                    _name(summary.label, names),
-                    quantity,
-                    _finite(summary.mean),
-                    _finite(summary.median),
-                    summary.used,
-                ]
-            )
-    return columns, cells
-
-
-def _finite(value: float | None) -> float | None:
+def _finite(value: float) -> float | None:
     """A table cell: JSON knows neither NaN nor infinity."""
-    return None if value is None or not np.isfinite(value) else value
+    return value if np.isfinite(value) else None
 
 
 def _name(label: int | None, names: Sequence[str] | None) -> str:
     if label is None:
         return ""
     return names[label] if names is not None and label < len(names) else str(label)
-
-
-def _log_eigenvalues(
-    eigenvalues: npt.NDArray[np.float64] | None,
-) -> npt.NDArray[np.float64] | None:
-    """log10 of the positive eigenvalues, for a histogram; ``None`` without any."""
-    if eigenvalues is None:
-        return None
-    positive = eigenvalues[np.isfinite(eigenvalues) & (eigenvalues > 0)]
-    return np.log10(positive) if positive.size else None
 
 
 def say(trainer: Trainer, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -24,6 +24,7 @@ from leakwatch.reporting import (
     write_report,
 )
 from leakwatch.reporting.ledger.claim import release
+from leakwatch.reporting.statistics.scalars import extreme_of
 
 __all__ = ["Recorder", "Warn"]
 
@@ -43,6 +44,7 @@ class Recorder:
         metadata: of the run.
         prefix: of log keys.
         warn: ``warn(key, sentence)``; one warning for each key.
+        log: ``"summary"`` for about ten scalars, ``"all"``.
     """
 
     def __init__(
@@ -54,12 +56,17 @@ class Recorder:
         metadata: Mapping[str, Any],
         prefix: str,
         warn: Warn,
+        *,
+        log: str = "summary",
     ) -> None:
         self._directory = directory
         self._probes = probes
         self._metadata = dict(metadata)
         self._prefix = prefix
         self._warn = warn
+        self._log = log
+        self._table = publish.GrowingTable(f"{prefix}/samples")
+        self._defined: set[str] = set()
         self._ledger: RiskLedger | None = None
         try:
             self._ledger = self._opened(directory, run, past)
@@ -121,17 +128,29 @@ class Recorder:
             probes: whether to send the probes themselves, if they are pictures.
             attacks: reconstructions to send beside their originals; ``None``: none.
         """
-        about = {"step": rows[-1].step, "epoch": rows[-1].epoch}
-        names, prefix = self._probes.class_names, self._prefix
-        refused = publish.publish_scalars(loggers, scalars, **about)
-        refused += publish.publish_step(
-            loggers,
-            without_layers(rows),
-            None if spectra is None else spectra["eigenvalues"],
-            class_names=names,
-            prefix=prefix,
-            **about,
+        prefix, step = self._prefix, rows[-1].step
+        axes = self._axes(rows)
+        everything = self._log == "all"
+        shown_scalars = {
+            key: value
+            for key, value in scalars.items()
+            if everything or key.startswith(f"{prefix}/")
+        }
+        refused = self._define(loggers, shown_scalars)
+        refused += publish.publish_scalars(
+            loggers, {**shown_scalars, **axes}, step=step
         )
+        refused += self._table.publish(
+            loggers, without_layers(rows), self._probes.class_names, axes=axes
+        )
+        if everything and spectra is not None:
+            refused += publish.publish_spectrum(
+                loggers,
+                spectra["eigenvalues"],
+                axes=axes,
+                step=step,
+                key=f"{prefix}-detail/spectrum",
+            )
         shown = {}
         if probes:
             shown["probes"] = pictures(self._probes), captions(self._probes)
@@ -140,11 +159,18 @@ class Recorder:
         for key, (images, words) in shown.items():
             if images is not None:
                 refused += publish.publish_pictures(
-                    loggers, images, words, key=key, prefix=prefix, **about
+                    loggers, images, words, axes=axes, key=f"{prefix}/{key}"
                 )
         self._refused(refused)
 
-    def finish(self, loggers: Sequence[Logger], *, report: bool) -> Path | None:
+    def finish(
+        self,
+        loggers: Sequence[Logger],
+        *,
+        report: bool,
+        ledger: bool = False,
+        pictures: bool = False,
+    ) -> Path | None:
         """Sends figures to the loggers that hold them and writes the report.
 
         Another process may write into the directory afterwards.
@@ -152,6 +178,8 @@ class Recorder:
         Args:
             loggers: of the trainer.
             report: whether to write it.
+            ledger: whether loggers that can hold it get the record itself.
+            pictures: whether that may hold pictures of samples.
 
         Returns:
             The report's path, if there is one.
@@ -160,7 +188,17 @@ class Recorder:
             if self._ledger is None or not self._ledger.position:
                 return None
             self._draw(self._ledger.rows(), loggers)
-            return write_report(self._ledger.directory) if report else None
+            written = write_report(self._ledger.directory) if report else None
+            if ledger:
+                self._refused(
+                    publish.publish_ledger(
+                        loggers,
+                        self._ledger.directory,
+                        name=f"{self._prefix}-ledger-{self._ledger.run}",
+                        pictures=pictures,
+                    )
+                )
+            return written
         except Exception as error:
             self._warn(
                 "report",
@@ -185,8 +223,7 @@ class Recorder:
             publish.publish_figures(
                 loggers,
                 figures,
-                step=rows[-1].step,
-                epoch=rows[-1].epoch,
+                axes=self._axes(rows),
                 prefix=self._prefix,
             )
         )
@@ -215,6 +252,22 @@ class Recorder:
         if shown is not None:
             ledger.write_probes(shown, self._probes.index, self._probes.y.numpy())
         return ledger
+
+    def _axes(self, rows: Sequence[Row]) -> dict[str, int]:
+        epoch, step = rows[-1].epoch, rows[-1].step
+        return {f"{self._prefix}/epoch": epoch, f"{self._prefix}/step": step}
+
+    def _define(self, loggers: Sequence[Logger], keys: Iterable[str]) -> list[str]:
+        """Announces what has not been sent before."""
+        new = [key for key in keys if key not in self._defined]
+        quantities = quantities_from_metadata(self._metadata)
+        refused: list[str] = []
+        if not self._defined:
+            known = {k: v for k, v in self._metadata.items() if k != "quantities"}
+            refused += publish.state(loggers, known, prefix=self._prefix)
+        self._defined.update(new)
+        extremes = {key: extreme_of(key, quantities, self._prefix) for key in new}
+        return refused + publish.define(loggers, extremes, prefix=self._prefix)
 
     def _refused(self, sentences: Sequence[str]) -> None:
         if sentences:

@@ -15,7 +15,6 @@ from leakwatch.reporting import (
     without_layers,
 )
 from leakwatch.reporting.quantities import HEADLINES
-from leakwatch.reporting.statistics.scalars import PREFIX
 
 __all__ = ["scalars_of", "sentence", "time_fraction"]
 
@@ -59,8 +58,9 @@ def scalars_of(
         quantities,
         probes.class_names,
         per_class=HEADLINES if many else None,
+        prefix=prefix,
     )
-    return {prefix + k.removeprefix(PREFIX): float(v) for k, v in scalars.items()}
+    return {key: float(value) for key, value in scalars.items()}
 
 
 def sentence(
