@@ -189,6 +189,14 @@ class GradientDefense(Callback):
         perturb.__name__ = defense.name
         return perturb
 
+    def arguments(self) -> dict[str, Any]:
+        """All that changes what is shared, for the record of a run."""
+        names = (
+            "defense", "reduction", "criterion", "dtype", "seed", "refresh_every",
+            "basis_memory",
+        )  # fmt: skip
+        return {"class": type(self), **{name: getattr(self, name) for name in names}}
+
     # -- before training -------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

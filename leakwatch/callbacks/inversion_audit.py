@@ -207,6 +207,11 @@ class InversionAudit(ProbeCallback):
         """What the attacks achieved, in one line."""
         return sentence(rows, list(self.audit.attacks))
 
+    def arguments(self) -> dict[str, Any]:
+        """All that changes what is measured."""
+        audit = {k: v for k, v in vars(self.audit).items() if k != "progress"}
+        return super().arguments() | {"audit": audit, "labels_known": True}
+
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
         audit = self.audit

@@ -136,6 +136,10 @@ class LeakageMonitor(ProbeCallback):
         """Unit, direction, meaning and source of each score."""
         return describe_scores(self.scores)
 
+    def arguments(self) -> dict[str, Any]:
+        """All that changes what is measured."""
+        return super().arguments() | {"layers": self.layers}
+
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
         return super().settled() | ({"layers": True} if self.layers else {})

@@ -147,6 +147,11 @@ class RecordingCallback(Callback, Probing):
             "seed": self.seed,
         }
 
+    def arguments(self) -> dict[str, Any]:
+        """All that changes what is measured."""
+        names = ("seed", "mean", "std", "every_n_epochs", "at_start")
+        return super().arguments() | {name: getattr(self, name) for name in names}
+
     # -- policy --------------------------------------------------------------------
 
     def should_probe(self, step: int, epoch: int | None) -> bool:
@@ -212,6 +217,7 @@ class RecordingCallback(Callback, Probing):
         self._ended = (str(natural), step)
         self._warn_if_never_due(trainer)
         callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+        defenses = [c for c in callbacks if isinstance(c, GradientDefense)]
         with isolated_rng():
             self._session = ProbeSession(
                 self,
@@ -219,7 +225,7 @@ class RecordingCallback(Callback, Probing):
                 pl_module,
                 self._progress,
                 natural,
-                defended=any(isinstance(c, GradientDefense) for c in callbacks),
+                defense=next((d.arguments() for d in defenses), None),
             )
         self._probes = self._session.probes
         if step == 0 and self._progress.epoch_asked < 0:

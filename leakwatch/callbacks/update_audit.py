@@ -247,6 +247,10 @@ class UpdateAudit(RecordingCallback):
         """What the attacks achieved, in one line."""
         return sentence(rows, ["random"])
 
+    def arguments(self) -> dict[str, Any]:
+        """All that changes what is measured."""
+        return super().arguments() | {"plan": self.plan, "clients": self.clients}
+
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
         plan = self.plan

@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
+from leakwatch.cli.record import Record
+from leakwatch.cli.report import find_run
+
 __all__ = ["add_places", "attack", "audit"]
 
 
@@ -30,9 +33,7 @@ def audit(argv: list[str]) -> None:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    parser.add_argument(
-        "--ckpt", required=True, help="checkpoint of Lightning, or a saved state_dict"
-    )
+    parser.add_argument("--ckpt", help="checkpoint of Lightning, or a saved state_dict")
     _run(parser, argv, "audit", "leakwatch-audit beside the checkpoint")
 
 
@@ -93,9 +94,16 @@ def _run(
     where: str,
 ) -> None:
     parser.add_argument(
+        "--from",
+        dest="run",
+        metavar="RUN",
+        help="repeat what was recorded in this directory by a command: the same "
+        "network, samples and settings, and say which values are equal; what is given "
+        "besides differs",
+    )
+    parser.add_argument(
         "--split",
         choices=("train", "val"),
-        default="train",
         help="where the samples come from (default: train)",
     )
     parser.add_argument(
@@ -108,11 +116,17 @@ def _run(
         help="read Python objects in the checkpoint, which can run any code",
     )
     options, rest = parser.parse_known_args(argv)
+    record = None
+    if options.run is not None:
+        record = Record.read(find_run(options.run))
+        record.fill_in(options)
     if options.ckpt is not None:
         options.ckpt = Path(options.ckpt).expanduser()
         if not options.ckpt.is_file():
             raise FileNotFoundError(f"there is no checkpoint {options.ckpt}.")
+    elif command == "audit":
+        raise ValueError("there is nothing to score; --ckpt names a checkpoint.")
     # Here, because torch and Lightning take seconds.
     from leakwatch.cli.audit_checkpoint import audit_checkpoint
 
-    audit_checkpoint(options, rest, command)
+    audit_checkpoint(options, rest, command, record)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from typing import Literal, NoReturn
 
 from leakwatch.callbacks._probing.run import ProbeRun
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.cli.checkpoint import free_directory, load_weights, read_checkpoint
+from leakwatch.cli.record import Record
 from leakwatch.cli.subject import AttackCLI, SubjectCLI, draw
 from leakwatch.cli.tables import score_table
 from leakwatch.cli.training import quiet
@@ -15,7 +17,10 @@ from leakwatch.reporting import write_report
 
 
 def audit_checkpoint(
-    options: argparse.Namespace, rest: list[str], command: Literal["audit", "attack"]
+    options: argparse.Namespace,
+    rest: list[str],
+    command: Literal["audit", "attack"],
+    record: Record | None = None,
 ) -> None:
     """Score or attack a checkpoint as the callback in its config would have.
 
@@ -24,6 +29,7 @@ def audit_checkpoint(
             checkpoint the network is taken as it is initialised.
         rest: Options of LightningCLI: config and what overrides it.
         command: Which.
+        record: The run to repeat, if there is one.
 
     Raises:
         argparse.ArgumentError: ``rest`` or a config can't be understood.
@@ -33,12 +39,30 @@ def audit_checkpoint(
     checkpoint = None
     if options.ckpt is not None:
         checkpoint = read_checkpoint(options.ckpt, trust=options.trust)
-    with quiet():
-        kind = AttackCLI if command == "attack" else SubjectCLI
-        subject = kind.read(command, rest).subject()
+        if record is not None:
+            record.check(str(options.ckpt.absolute()), checkpoint.sha256)
+    kind = AttackCLI if command == "attack" else SubjectCLI
+    split: Literal["train", "val"] = options.split or "train"
+    with quiet(), ExitStack() as stack:
+        config = [] if record is None else stack.enter_context(record.config())
+        cli = kind.read(command, config + rest)
+        subject = cli.subject(None if record is None else record.name)
         if checkpoint is not None:
             load_weights(subject.module, checkpoint)
-        probes, note = draw(subject, checkpoint, options.split, options.probes)
+        recorded = record.probes_of(split) if record is not None else None
+        probes, note = draw(subject, checkpoint, split, options.probes, recorded)
+        subject.monitor.subject = cli.described(
+            command,
+            split=split,
+            probes=options.probes,
+            device=options.device,
+            checkpoint=None
+            if checkpoint is None
+            else {
+                "path": str(checkpoint.path.absolute()),
+                "sha256": checkpoint.sha256,
+            },
+        )
         for sentence in filter(None, (subject.note, note)):
             print(sentence)
         subject.move_to(options.device)
@@ -55,18 +79,20 @@ def audit_checkpoint(
     directory = free_directory(options.output, checkpoint, command)
     recorder = Recorder(
         directory,
-        f"{stem}, {options.split} samples",
+        f"{stem}, {split} samples",
         None,
         probes,
-        run.metadata(defended=subject.defended, checkpoint=name, split=options.split),
+        run.metadata(defended=subject.defended, checkpoint=name, split=split),
         subject.monitor.name,
         _refuse,
     )
     run.record(recorder, [share], run.rows([share], epoch, step))
     print(
-        f"\n{name}: {len(probes)} samples of the {options.split} split "
+        f"\n{name}: {len(probes)} samples of the {split} split "
         f"in {share.seconds:.1f} s\n\n{score_table(directory)}\n"
     )
+    if record is not None:
+        print(f"{record.compare(directory)}\n")
     try:
         print(f"report: {write_report(directory)}")
     except ModuleNotFoundError as error:

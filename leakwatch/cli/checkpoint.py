@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ class Checkpoint:
         epoch: Completed epochs when it was saved; 0 where it does not say.
         step: Optimiser steps then; 0 where it does not say.
         callbacks: State of each callback by its key; empty where there is none.
+        sha256: Of the file.
     """
 
     path: Path
@@ -35,6 +37,7 @@ class Checkpoint:
     epoch: int
     step: int
     callbacks: Mapping[str, Any]
+    sha256: str = ""
 
 
 def read_checkpoint(file: Path, *, trust: bool = False) -> Checkpoint:
@@ -66,6 +69,7 @@ def read_checkpoint(file: Path, *, trust: bool = False) -> Checkpoint:
         epoch=_completed_epochs(content),
         step=int(content.get("global_step", 0)) if "state_dict" in content else 0,
         callbacks=content.get("callbacks", {}) if "state_dict" in content else {},
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )
 
 

@@ -96,6 +96,7 @@ examples:
   leakwatch fit --config leakwatch:quickstart
   leakwatch audit --config RUN/config.yaml --ckpt last.ckpt
   leakwatch attack --config RUN/config.yaml --ckpt last.ckpt
+  leakwatch attack --from RUN --ckpt last.ckpt
   leakwatch compare-inits --config leakwatch:compare_inits
   leakwatch trade-off --config leakwatch:trade_off
   leakwatch report runs/quickstart/version_0

@@ -110,16 +110,22 @@ class SubjectCLI(ConfiguredCLI):
             parser_kwargs={"prog": f"leakwatch {command}", "exit_on_error": False},
         )
 
-    def subject(self) -> Subject:
-        """Return what the config describes, its model complete."""
+    def subject(self, name: str | None = None) -> Subject:
+        """Return what the config describes, its model complete.
+
+        Args:
+            name: Of the monitor whose settings apply; None: the first one.
+        """
         module, data = self.config_init["model"], self.config_init.get("data")
         module.configure_model()
         monitors = self.config_init["trainer"]["callbacks"]
-        name, note = self.kind.__name__, ""
+        kind, note = self.kind.__name__, ""
         if not monitors:
-            note = f"The config has no {name}; its default settings apply."
+            note = f"The config has no {kind}; its default settings apply."
+        elif any(monitor.name == name for monitor in monitors):
+            monitors = [monitor for monitor in monitors if monitor.name == name]
         elif len(monitors) > 1:
-            note = f"The config has {len(monitors)} {name}s; the first applies."
+            note = f"The config has {len(monitors)} {kind}s; the first applies."
         return Subject(
             module=module,
             data=module if data is None else data,
@@ -136,9 +142,9 @@ class AttackCLI(SubjectCLI):
 
     kind = InversionAudit
 
-    def subject(self) -> Subject:
+    def subject(self, name: str | None = None) -> Subject:
         """Return what the config describes; somebody at a terminal sees progress."""
-        subject = super().subject()
+        subject = super().subject(name)
         audit = cast(InversionAudit, subject.monitor)
         audit.audit = replace(audit.audit, progress=sys.stderr.isatty())
         return subject
@@ -149,6 +155,7 @@ def draw(
     checkpoint: Checkpoint | None,
     split: Literal["train", "val"],
     count: int | None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> tuple[ProbeSet, str]:
     """Draw the samples to score.
 
@@ -160,6 +167,7 @@ def draw(
         checkpoint: What was saved; None for a network that was not trained.
         split: Where the samples come from.
         count: How many; None: as the monitor's settings say.
+        recorded: What a record that is repeated says about its samples.
 
     Returns:
         The samples, and what the user should know about them, or nothing.
@@ -180,9 +188,9 @@ def draw(
     )
     saved = {} if checkpoint is None else checkpoint.callbacks
     # An attack may ask about a run that was watched, but never attacked.
-    state = saved.get(monitor.state_key) or _of_a_monitor(saved)
+    state = recorded or saved.get(monitor.state_key) or _of_a_monitor(saved)
     wanted = monitor.given if count is None else count
-    watched = state.get("indices") if training else None
+    watched = state.get("indices") if training or recorded else None
     if watched is None or len(watched) != wanted:
         return monitor.draw(source, n=wanted), ""
     probes = monitor.draw(source, watched)

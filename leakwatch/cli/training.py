@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -53,6 +54,8 @@ def fit(argv: list[str]) -> None:
                 "exit_on_error": False,
             },
         )
+        for monitor in recording(cli.trainer):
+            monitor.subject = cli.described("fit")
         chosen = {name: cli.config_init[name] for name in cli.fit_arguments}
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, **chosen)
     if cli.trainer.is_global_zero:
@@ -63,9 +66,14 @@ class ConfiguredCLI(LightningCLI):
     """LightningCLI for the options of ``Trainer.fit``, without subcommands.
 
     A config needs no ``class_path`` for the model: `LitClassifier` then.
+
+    Attributes:
+        fit_arguments: Names of the options of ``Trainer.fit``.
+        told: The config and what overrode it, as plain values.
     """
 
     fit_arguments: list[str]
+    told: dict[str, Any]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of ``Trainer.fit``, which saved configs contain."""
@@ -76,6 +84,16 @@ class ConfiguredCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse without Lightning's warning that arguments were passed by a program."""
         self.config = parser.parse_args(args)  # type: ignore[arg-type]
+        self.told = json.loads(parser.dump(self.config, format="json", skip_none=False))
+
+    def described(self, command: str, **also: Any) -> dict[str, Any]:
+        """What it takes to build the same again, for the record of a run.
+
+        Args:
+            command: Which command was told so.
+            also: What else it was told.
+        """
+        return {"command": command, **also, "config": self.told}
 
     def after_instantiate_classes(self) -> None:
         """Refuse a config without data.
@@ -146,15 +164,16 @@ class Accuracies(Callback):
                 self._values.setdefault(name, {})[epoch] = float(value)
 
 
+def recording(trainer: Trainer) -> list[RecordingCallback]:
+    """Return the trainer's callbacks that record."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [c for c in callbacks if isinstance(c, RecordingCallback)]
+
+
 def recorded_runs(trainer: Trainer) -> list[Path]:
     """Return the directories in which the trainer's monitors record."""
-    monitors: list[Any] = [
-        callback
-        for callback in trainer.callbacks  # type: ignore[attr-defined]
-        if isinstance(callback, RecordingCallback)
-    ]
     directories = [
-        Path(m.run_directory) for m in monitors if m.run_directory is not None
+        Path(m.run_directory) for m in recording(trainer) if m.run_directory is not None
     ]
     return [directory for directory in directories if directory.is_dir()]
 
@@ -168,11 +187,11 @@ def quiet() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
-            # SubjectCLI calls jsonargparse by the name that Lightning's CLI does.
+            # Ours call jsonargparse by the names that old and new versions know.
             warnings.filterwarnings(
                 "ignore",
                 category=category,
-                module=r"(lightning|jsonargparse|torch|leakwatch\.cli\.subject)\b",
+                module=r"(lightning|jsonargparse|torch|leakwatch\.cli)\b",
             )
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         yield

@@ -76,7 +76,7 @@ AUDIT = {
     "time_limit": 100.0,
 }
 #: Of the ledger and its metadata: what is the record's own, or a time.
-OWN = {"created", "run", "position"}
+OWN = {"created", "run", "position", "subject"}
 TIMES = ("seconds", "time_fraction")
 
 

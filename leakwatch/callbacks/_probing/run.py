@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
+import torch
 from torch import nn
 
 from leakwatch.callbacks._probing.observing import observing
@@ -18,6 +19,7 @@ from leakwatch.callbacks._probing.step import (
     merge_spectra,
 )
 from leakwatch.callbacks._probing.training_probes import SampleSource
+from leakwatch.callbacks._recording.described import described as in_words
 from leakwatch.callbacks._recording.recorder import Recorder, Warn
 from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError
@@ -41,8 +43,11 @@ class Probing(ABC):
         log_images: whether pictures may leave this disk.
         log_ledger: whether W&B gets the record as an artifact.
         verbose: whether to say what each step found.
+        subject: what a command needs to build network and data again; ``None``: they
+            come from a program.
     """
 
+    subject: dict[str, Any] | None = None
     message: ClassVar[Message] = GRADIENT
     name: str
     report: bool
@@ -105,6 +110,10 @@ class Probing(ABC):
     @abstractmethod
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run should state."""
+
+    def arguments(self) -> dict[str, Any]:
+        """All that changes what is measured; in words by `described`."""
+        return {"scoring": self.scoring}
 
 
 @final
@@ -221,11 +230,14 @@ class ProbeRun:
         recorder.append(rows, spectra, pictures, learned)
         return spectra, pictures
 
-    def metadata(self, *, defended: bool, **also: Any) -> dict[str, Any]:
+    def metadata(
+        self, *, defended: bool, defense: object = None, **also: Any
+    ) -> dict[str, Any]:
         """What the record of the run states, pictures apart.
 
         Args:
             defended: whether a defense takes part in training.
+            defense: the one, where it is at hand.
             also: further entries of its ``config``.
         """
         described = describe_run(
@@ -237,6 +249,21 @@ class ProbeRun:
             self._probing.message,
         )
         described["assumed"] = assumed(described["config"], defended=defended)
+        described["arguments"] = in_words(
+            {
+                "class": type(self._probing),
+                **self._probing.arguments(),
+                "settings": self.settings,
+                "probes": self.probes,
+                "defense": defense,
+            }
+        )
+        described["computed"] = {
+            "device": str(device_of(self._module)),
+            "threads": torch.get_num_threads(),
+        }
+        if self._probing.subject is not None:
+            described["subject"] = self._probing.subject
         return described
 
     def _try_one_gradient(self) -> None:

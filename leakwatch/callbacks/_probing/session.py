@@ -43,7 +43,7 @@ class ProbeSession:
         module: the network.
         progress: what has happened before; kept up to date.
         natural: where to record if nothing is there yet.
-        defended: whether a defense takes part in training.
+        defense: the one that takes part in training.
 
     Raises:
         TypeError: for training data that no probes can be drawn from.
@@ -59,7 +59,7 @@ class ProbeSession:
         progress: Progress,
         natural: Path,
         *,
-        defended: bool,
+        defense: object,
     ) -> None:
         self._probing = probing
         self._progress = progress
@@ -69,7 +69,7 @@ class ProbeSession:
         self._pictures_due = probing.log_images
         self.probes = self._drawn(trainer)
         self._run = ProbeRun(probing, module, self.probes, self._warn)
-        self._recorder = self._opened(trainer, natural, defended)
+        self._recorder = self._opened(trainer, natural, defense)
 
     @property
     def elapsed(self) -> float:
@@ -182,7 +182,7 @@ class ProbeSession:
         return probes
 
     def _opened(
-        self, trainer: Trainer, natural: Path, defended: bool
+        self, trainer: Trainer, natural: Path, defense: object
     ) -> Recorder | None:
         progress = self._progress
         past = progress.past
@@ -191,7 +191,7 @@ class ProbeSession:
         progress.directory = str(directory)
         if not trainer.is_global_zero:
             return None
-        described = self._run.metadata(defended=defended)
+        described = self._run.metadata(defended=defense is not None, defense=defense)
         changed = _changed(past, described["config"])
         if changed:
             text = (

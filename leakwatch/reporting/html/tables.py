@@ -289,7 +289,7 @@ def make_about(
     first = {"probe_steps": len(ledger.moments)}
     if "solver_used" in metadata:
         first["solver_used"] = metadata["solver_used"]
-    hidden = ("quantities", "class_names", "notes")
+    hidden = ("quantities", "class_names", "notes", "subject")
     rest = {key: value for key, value in metadata.items() if key not in hidden}
     return _flatten({**first, **rest})
 
