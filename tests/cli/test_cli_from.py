@@ -31,6 +31,7 @@ AUDIT: dict[str, Any] = {
         "probes": 3,
         "attack": "lavp-cosine",
         "steps": 7,
+        "every_n_epochs": 2,
         "restarts": 2,
         "scores": ["bayes"],
         "noise_std": 2e-5,
@@ -38,13 +39,15 @@ AUDIT: dict[str, Any] = {
         "name": "second",
     },
 }
-OTHER = {**AUDIT, "init_args": {**AUDIT["init_args"], "name": "first", "restarts": 1}}
+FIRST = {"name": "first", "worst_case": None, "steps": 1}
+OTHER = {**AUDIT, "init_args": {**AUDIT["init_args"], **FIRST}}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("from")
-    callbacks = [CHECKPOINTS, MONITOR, OTHER, AUDIT]
+    last = {**CHECKPOINTS, "init_args": {"filename": "best"}}
+    callbacks = [last, MONITOR, OTHER, AUDIT]
     config = write(folder / "toy.yaml", toy(folder, callbacks))
     assert main(["fit", "--config", config]) == 0
     (folder / "toy.yaml").unlink()

@@ -79,16 +79,19 @@ def described(value: object, depth: int = _DEEPEST) -> Any:
     elif dataclasses.is_dataclass(value):
         parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     else:  # an object of somebody else's, of which only plain values are understood
+        kept = (*_PLAIN, Tensor, np.ndarray)
         attributes = getattr(value, "__dict__", {})
-        parts = {k: v for k, v in attributes.items() if isinstance(v, _PLAIN)}
+        parts = {k: v for k, v in attributes.items() if isinstance(v, kept)}
     return {"class": _name(type(value)), **inner(parts)}
 
 
 def _of_probes(probes: ProbeSet) -> dict[str, object]:
-    names = ("index", "mean", "std", "units", "data_range", "prior_std", "prior_mean")
+    # The fingerprint is of the samples themselves, which are private.
+    names = {field.name for field in dataclasses.fields(probes)}
+    stated = sorted(names - {"x", "y", "class_names"})
     return {
         "fingerprint": probes.fingerprint(),
-        **{name: getattr(probes, name) for name in names},
+        **{name: getattr(probes, name) for name in stated},
     }
 
 
