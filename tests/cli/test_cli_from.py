@@ -143,7 +143,8 @@ def test_all_that_changes_a_number_is_recorded(trained: Path) -> None:
         assert expected <= names, kind
     told = {"worst_case": "near", "attack": "random"}
     # What only places and shows the record.
-    shown = {"name", "directory", "report", "log_images", "verbose"}
+    shown = {"name", "directory", "report", "log", "log_ledger", "log_images"}
+    shown |= {"verbose"}
     for callback in (InversionAudit, LeakageMonitor):
         wanted = inspect.signature(callback).parameters.keys() - shown - {"layers"}
         assert {told.get(name, name) for name in wanted} <= names, callback
