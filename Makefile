@@ -34,4 +34,4 @@ $(VENV)/.ready: pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs leakwatch-attack \
-		leakwatch-compare-inits leakwatch-trade-off
+		leakwatch-audit leakwatch-compare-inits leakwatch-run* leakwatch-trade-off

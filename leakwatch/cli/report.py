@@ -46,7 +46,7 @@ def find_run(directory: str | Path) -> Path:
     if _is_run(path):
         return path
     # Names of the monitor's runs that share a log directory.
-    named = re.compile(r"leakwatch(-\d+)?")
+    named = re.compile(r"leakwatch(-run)?(-\d+)?")
     runs = sorted(p for p in path.iterdir() if named.fullmatch(p.name) and _is_run(p))
     runs = runs or sorted({file.parent for file in path.rglob("run.json")})
     if len(runs) == 1:
@@ -58,7 +58,7 @@ def find_run(directory: str | Path) -> Path:
         )
     raise FileNotFoundError(
         f"no recorded run in {path}: expected the directory that the monitor wrote, "
-        f"such as runs/quickstart/version_0/leakwatch."
+        f"such as runs/quickstart/version_0/leakwatch-run."
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.machinery
 import json
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,8 @@ def test_the_issue_s_own_example(tmp_path: Path) -> None:
     fit(tmp_path, watched, data=loader(40, batch_size=10))
     assert watched.probes is not None
     assert len(watched.probes) == 32
-    assert watched.run_directory == str(tmp_path / "leakwatch")
-    assert (tmp_path / "leakwatch" / "report.html").is_file()
+    assert watched.run_directory == str(tmp_path / "leakwatch-run")
+    assert (tmp_path / "leakwatch-run" / "report.html").is_file()
     assert watched.noise_std == 1e-4
 
 
@@ -207,13 +208,15 @@ def test_noise_that_nobody_adds_is_said(tmp_path: Path, noise_std: float) -> Non
     defense = GradientDefense(GaussianNoise(Budget(0.1, "std")))
     fit(tmp_path / "defended", monitor(noise_std=noise_std), defense)
     said = [
-        json.loads((tmp_path / run / "leakwatch" / "run.json").read_text())["assumed"]
+        json.loads((tmp_path / run / "leakwatch-run" / "run.json").read_text())[
+            "assumed"
+        ]
         for run in ("bare", "defended")
     ]
     assert said[1] == []
     if noise_std == 0.1:
         assert "no defense of this run adds the noise" in said[0][0]
-        page = (tmp_path / "bare" / "leakwatch" / "report.html").read_text("utf-8")
+        page = (tmp_path / "bare" / "leakwatch-run" / "report.html").read_text("utf-8")
         assert "No defense of this run adds the noise" in page
     else:
         assert said[0] == []
@@ -224,7 +227,7 @@ def test_the_run_s_metadata_state_what_is_assumed(tmp_path: Path) -> None:
         noise_std=2e-3, epsilon=1e-6, prior_std=0.2, data_range=2.0, target_psnr=25
     )
     fit(tmp_path, watched, max_epochs=1)
-    metadata = json.loads((tmp_path / "leakwatch" / "run.json").read_text())
+    metadata = json.loads((tmp_path / "leakwatch-run" / "run.json").read_text())
     assumed = {
         "noise_std": 2e-3,
         "epsilon": 1e-6,
@@ -246,7 +249,7 @@ def test_measured_prior_and_range_are_in_the_metadata(tmp_path: Path) -> None:
     watched = monitor()
     fit(tmp_path, watched)
     assert watched.probes is not None
-    config = json.loads((tmp_path / "leakwatch" / "run.json").read_text())["config"]
+    config = json.loads((tmp_path / "leakwatch-run" / "run.json").read_text())["config"]
     assert config["prior_std"] == watched.probes.prior_std
     assert config["data_range"] == 1.0
     assert config["noise_std"] == 1e-4
@@ -403,7 +406,7 @@ def test_data_that_can_t_be_probed_is_refused_before_the_first_step(
 ) -> None:
     with pytest.raises(error, match=text):
         fit(tmp_path, monitor(), module=Blind(), data=data())
-    assert not (tmp_path / "leakwatch").exists()
+    assert not (tmp_path / "leakwatch-run").exists()
 
 
 def test_one_loader_in_a_dict_or_list_is_enough(tmp_path: Path) -> None:
@@ -459,3 +462,17 @@ def test_data_that_can_t_be_probed_are_refused_by_the_callback_s_own_name(
         fit(tmp_path, kind(probes=3), module=Blind(), data=[loader(), loader()])
     with pytest.raises(TypeError, match=f"{kind.__name__} can't draw probes from the"):
         fit(tmp_path, kind(probes=3), module=Blind(), data=DataLoader(Stream()))
+
+
+def test_a_run_leaves_nothing_that_hides_a_package(tmp_path: Path) -> None:
+    callbacks = [
+        monitor(),
+        monitor(name="train"),
+        InversionAudit(samples=1, steps=2, restarts=1, report=False, verbose=False),
+    ]
+    fit(tmp_path, *callbacks)
+    folders = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+    assert folders == ["leakwatch-audit", "leakwatch-run", "train-run"]
+    assert (
+        importlib.machinery.PathFinder.find_spec("leakwatch", [str(tmp_path)]) is None
+    )

@@ -200,7 +200,7 @@ def test_a_disk_that_fills_up(
     assert "No space left" in said
     assert moments_of(watched) == [(0, 0)]
     assert watched.state_dict()["position"] == 1
-    assert (tmp_path / "leakwatch" / "report.html").exists()
+    assert (tmp_path / "leakwatch-run" / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
     assert "there is no report" in said
     assert "pip install jinja2 plotly pandas" in said
     assert moments_of(watched) == [(0, 0), (1, 6)]
-    assert not (tmp_path / "leakwatch" / "report.html").exists()
+    assert not (tmp_path / "leakwatch-run" / "report.html").exists()
 
 
 def test_an_interrupt_passes_and_the_record_is_kept(
@@ -261,7 +261,7 @@ def test_an_interrupt_passes_and_the_record_is_kept(
     finally:
         signal.signal(signal.SIGINT, handler)
     assert moments_of(watched) == [(0, 0), (1, 6)]
-    assert (tmp_path / "leakwatch" / "report.html").is_file()
+    assert (tmp_path / "leakwatch-run" / "report.html").is_file()
     assert watched._session is None
 
 
@@ -275,7 +275,7 @@ def test_an_exception_of_the_training_itself(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError, match="not ours"):
         fit(tmp_path, watched, module=Breaks, max_epochs=5)
     assert moments_of(watched) == [(0, 0), (1, 6)]
-    assert (tmp_path / "leakwatch" / "report.html").is_file()
+    assert (tmp_path / "leakwatch-run" / "report.html").is_file()
 
 
 def test_an_exception_before_the_monitor_started(tmp_path: Path) -> None:
@@ -330,11 +330,11 @@ def test_quantities_keep_their_direction_in_a_failed_run(
     watched = monitor(report=True)
     with pytest.warns(UserWarning, match="always"):
         fit(tmp_path, watched)
-    page = (tmp_path / "leakwatch" / "report.html").read_text()
+    page = (tmp_path / "leakwatch-run" / "report.html").read_text()
     assert "the exposure is not known" in page
     from leakwatch.reporting import RiskLedger
 
-    metadata = RiskLedger.open(tmp_path / "leakwatch").read_metadata()
+    metadata = RiskLedger.open(tmp_path / "leakwatch-run").read_metadata()
     assert quantities_from_metadata(metadata)["i2f"].sign == -1
     assert "solver_used" not in metadata
 

@@ -104,7 +104,7 @@ def assert_scalars_in_csv(logger: CSVLogger, watched: LeakageMonitor) -> None:
 def test_csv(tmp_path: Path) -> None:
     logger, watched = CSVLogger(tmp_path), monitor(log="all")
     fit(tmp_path, watched, logger=logger, max_epochs=2)
-    assert watched.run_directory == str(Path(logger.log_dir) / "leakwatch")
+    assert watched.run_directory == str(Path(logger.log_dir) / "leakwatch-run")
     assert_scalars_in_csv(logger, watched)
     assert any(row["train/loss_step"] for row in csv_rows(logger))
 
@@ -116,7 +116,7 @@ def test_several_loggers_at_once(tmp_path: Path) -> None:
     tables = CSVLogger(tmp_path / "a"), CSVLogger(tmp_path / "b")
     watched = monitor(log="all")
     fit(tmp_path, watched, logger=[board, *tables], max_epochs=2)
-    assert watched.run_directory == str(Path(board.log_dir) / "leakwatch")
+    assert watched.run_directory == str(Path(board.log_dir) / "leakwatch-run")
     for table in tables:
         assert_scalars_in_csv(table, watched)
     events = EventAccumulator(board.log_dir, size_guidance={"histograms": 0})
@@ -142,10 +142,10 @@ def test_several_loggers_at_once(tmp_path: Path) -> None:
 def test_no_logger_and_a_dry_run(tmp_path: Path) -> None:
     watched = monitor()
     fit(tmp_path / "none", watched)
-    assert watched.run_directory == str(tmp_path / "none" / "leakwatch")
+    assert watched.run_directory == str(tmp_path / "none" / "leakwatch-run")
     watched = monitor(report=True)
     fit(tmp_path / "dry", watched, fast_dev_run=2, logger=True)
-    assert watched.run_directory == str(tmp_path / "dry" / "leakwatch")
+    assert watched.run_directory == str(tmp_path / "dry" / "leakwatch-run")
     assert moments_of(watched) == [(0, 0), (1, 2)]
 
 
@@ -298,7 +298,7 @@ def test_wandb_holds_every_row_and_key(tmp_path: Path, offline: Path) -> None:
         assert media(tmp_path, entry)["data"]
     # The record has a directory of its own, and no private picture left it.
     assert watched.run_directory == str(
-        tmp_path / "leakwatch-runs" / f"tests-{logger.version}" / "leakwatch"
+        tmp_path / "leakwatch-runs" / f"tests-{logger.version}" / "leakwatch-run"
     )
     assert not any("image" in str(row.get(k)) for row in rows for k in row)
     assert not list(tmp_path.rglob("*.png"))

@@ -321,9 +321,9 @@ def test_one_callback_in_a_second_trainer_starts_a_second_run(tmp_path: Path) ->
     fit(tmp_path / "a", watched)
     first, record = watched.run_directory, record_of(watched)
     fit(tmp_path / "b", watched)
-    assert watched.run_directory == str(tmp_path / "b" / "leakwatch")
+    assert watched.run_directory == str(tmp_path / "b" / "leakwatch-run")
     assert record_of(watched) == record
-    second = RiskLedger.open(tmp_path / "b" / "leakwatch")
+    second = RiskLedger.open(tmp_path / "b" / "leakwatch-run")
     assert RiskLedger.open(str(first)).run != second.run
 
     fit(tmp_path / "c", watched, data=loader(n=40, seed=3))

@@ -229,14 +229,14 @@ def test_evaluation_does_nothing(tmp_path: Path) -> None:
     run.validate(Tested(), loader(), verbose=False)
     run.test(Tested(), loader(), verbose=False)
     assert watched.run_directory is None
-    assert not (tmp_path / "leakwatch").exists()
+    assert not (tmp_path / "leakwatch-run").exists()
 
 
 def test_two_monitors_in_one_trainer(tmp_path: Path) -> None:
     one, two = monitor(), monitor(name="second", dtype="float64", scores=["lavp"])
     run = fit(tmp_path, one, two, max_epochs=2)
-    assert one.run_directory == str(tmp_path / "leakwatch")
-    assert two.run_directory == str(tmp_path / "second")
+    assert one.run_directory == str(tmp_path / "leakwatch-run")
+    assert two.run_directory == str(tmp_path / "second-run")
     assert one.state_key != two.state_key
     assert moments_of(one) == moments_of(two) == [(0, 0), (1, 6), (2, 12)]
     alone = monitor()

@@ -110,7 +110,7 @@ def test_the_record_is_one_process_s(two: Results, one: dict[str, Any]) -> None:
         found = two["double"][rank]
         assert_same_record(found["record"], one["double"]["record"], 1e-9)
         assert found["metrics"] == pytest.approx(one["double"]["metrics"], rel=1e-6)
-        assert Path(found["directory"]).name == "leakwatch"
+        assert Path(found["directory"]).name == "leakwatch-run"
     assert two["double"][0]["fraction"] == two["double"][1]["fraction"]
     assert two["double"][0]["metrics"] == two["double"][1]["metrics"]
 

@@ -95,7 +95,7 @@ class Run:
 
     @property
     def ledger(self) -> Path:
-        return self.folder / "logs/version_0/leakwatch"
+        return self.folder / "logs/version_0/leakwatch-run"
 
     @property
     def checkpoint(self) -> Path:
@@ -272,7 +272,7 @@ def test_a_second_run_in_one_directory(
     config = toy(tmp_path, [MONITOR])
     config["trainer"] |= {"logger": False, "enable_checkpointing": False}
     path = write(tmp_path / "toy.yaml", config)
-    for name in ("leakwatch", "leakwatch-1"):
+    for name in ("leakwatch-run", "leakwatch-run-1"):
         assert main(["fit", "--config", path, "--trainer.max_epochs=1"]) == 0
         assert f"report: {tmp_path / name / 'report.html'}" in capsys.readouterr().out
         assert (tmp_path / name / "config.yaml").is_file()
@@ -294,7 +294,7 @@ def test_a_schedule_that_never_came_claims_no_record(
     with pytest.warns(UserWarning, match="every_n_epochs=5, but training ends after 2"):
         assert main(["fit", "--config", path]) == 0
     out = capsys.readouterr().out
-    assert f"Nothing was recorded in {tmp_path / 'logs/version_0/leakwatch'}" in out
+    assert f"Nothing was recorded in {tmp_path / 'logs/version_0/leakwatch-run'}" in out
     assert "recorded in:" not in out
     assert "report:" not in out
 
@@ -758,9 +758,9 @@ def test_checkpoint_epoch_of_a_real_run(trained: Run) -> None:
 def test_report_from_run_log_or_parent(
     trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(trained.ledger, tmp_path / "logs/version_0/leakwatch")
-    report = tmp_path / "logs/version_0/leakwatch/report.html"
-    for place in ("logs/version_0/leakwatch", "logs/version_0", "logs", "."):
+    shutil.copytree(trained.ledger, tmp_path / "logs/version_0/leakwatch-run")
+    report = tmp_path / "logs/version_0/leakwatch-run/report.html"
+    for place in ("logs/version_0/leakwatch-run", "logs/version_0", "logs", "."):
         report.unlink()
         assert main(["report", str(tmp_path / place)]) == 0
         assert Path(capsys.readouterr().out.strip()) == report
@@ -781,15 +781,15 @@ def test_report_of_several_runs_lists_them(
 def test_report_of_runs_that_share_a_log_directory_takes_none_silently(
     trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("leakwatch", "leakwatch-audit"):
+    for name in ("leakwatch-run", "leakwatch-audit"):
         shutil.copytree(trained.ledger, tmp_path / name)
     assert main(["report", str(tmp_path)]) == 0
-    assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "leakwatch"
-    shutil.copytree(trained.ledger, tmp_path / "leakwatch-1")
+    assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "leakwatch-run"
+    shutil.copytree(trained.ledger, tmp_path / "leakwatch-run-1")
     assert main(["report", str(tmp_path)]) == 1
     message = sentence(capsys, "leakwatch report")
     assert "holds 2 recorded runs" in message
-    assert str(tmp_path / "leakwatch-1") in message
+    assert str(tmp_path / "leakwatch-run-1") in message
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -65,8 +65,8 @@ def natural_directory(trainer: Trainer, directory: str | None, name: str) -> Pat
 
     Args:
         trainer: the trainer.
-        directory: what the user chose; ``None`` for ``name`` in the logger's
-            directory for this run.
+        directory: what the user chose; ``None`` for one that is named after ``name``
+            in the logger's directory for this run, ``leakwatch-run`` by default.
         name: of the monitor.
 
     Returns:
@@ -80,7 +80,8 @@ def natural_directory(trainer: Trainer, directory: str | None, name: str) -> Pat
         # These loggers name no directory of their own for one run.
         parts = "-".join(str(part) for part in (logger.name, logger.version) if part)
         base = base / "leakwatch-runs" / parts.replace("/", "_") if parts else base
-    return (base / name).absolute()
+    # A folder that could be imported would hide the package of its name.
+    return (base / (f"{name}-run" if name.isidentifier() else name)).absolute()
 
 
 def run_directory(trainer: Trainer, natural: Path, past: PastRecord | None) -> Path:
@@ -88,8 +89,9 @@ def run_directory(trainer: Trainer, natural: Path, past: PastRecord | None) -> P
 
     Nothing recorded is ever overwritten: a run goes on in a directory only if that
     holds its own past, cut back to the checkpoint, and no other process writes there.
-    Everywhere else it starts a new one, named ``leakwatch-1``, ``leakwatch-2``, …
-    where the natural name is taken. The directory is this process's until `release`.
+    Everywhere else it starts a new one, named ``leakwatch-run-1``,
+    ``leakwatch-run-2``, … where the natural name is taken. The directory is this
+    process's until `release`.
 
     Args:
         trainer: the trainer; every process must call this.

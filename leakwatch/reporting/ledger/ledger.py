@@ -61,7 +61,7 @@ class RiskLedger:
     directory calls ``truncate(0)`` first.
 
     Args:
-        directory: Run directory, usually ``<trainer.log_dir>/leakwatch``.
+        directory: Run directory, usually ``<trainer.log_dir>/leakwatch-run``.
         run: Name of the run, repeated in each row.
 
     Attributes:
@@ -102,7 +102,7 @@ class RiskLedger:
             raise FileNotFoundError(
                 f"no leakwatch run in {ledger.directory}: it has neither run.json nor "
                 "ledger/part-*.csv. Give the directory that the monitor wrote, "
-                "for example lightning_logs/version_0/leakwatch"
+                "for example lightning_logs/version_0/leakwatch-run"
             )
         ledger.run = str(ledger.read_metadata().get("run", ""))
         return ledger

@@ -189,7 +189,9 @@ def test_copy_from_a_missing_run_raises(tmp_path: Path) -> None:
 
 
 def test_open_without_a_run_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="lightning_logs/version_0/leakwatch"):
+    with pytest.raises(
+        FileNotFoundError, match="lightning_logs/version_0/leakwatch-run"
+    ):
         RiskLedger.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
