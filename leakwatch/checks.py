@@ -6,7 +6,6 @@ its own package, with these.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "check_channels",
     "check_choice",
     "check_dtype",
     "check_flag",
@@ -206,47 +204,6 @@ def check_scores(value: Any) -> list[str]:
             "scores=['lavp', 'i2f']."
         )
     return list(names)
-
-
-def check_channels(
-    mean: Any, std: Any
-) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
-    """The normalisation (pixel − mean) / std, per channel.
-
-    Raises:
-        TypeError: for anything but sequences of numbers.
-        ValueError: for one without the other, different lengths, or a std that is not
-            positive.
-    """
-    if mean is None and std is None:
-        return None, None
-    if mean is None or std is None:
-        raise ValueError(
-            f"mean={mean!r} and std={std!r} describe one normalisation; give both or "
-            f"neither, for instance mean=[0.5], std=[0.25]."
-        )
-    means, stds = _numbers("mean", mean), _numbers("std", std)
-    if len(means) != len(stds):
-        raise ValueError(
-            f"mean has {len(means)} entries and std {len(stds)}; expected one per "
-            f"channel in both."
-        )
-    if min(stds) <= 0:
-        raise ValueError(f"std must be positive, got {list(stds)}.")
-    return means, stds
-
-
-def _numbers(name: str, values: Any) -> tuple[float, ...]:
-    good = isinstance(values, Sequence) and not isinstance(values, str) and values
-    if not good or not all(
-        not isinstance(v, bool) and isinstance(v, Real) and math.isfinite(v)
-        for v in values
-    ):
-        raise TypeError(
-            f"{name} must be one finite number per channel, got {values!r}; for "
-            f"instance {name}=[0.5, 0.5, 0.5]."
-        )
-    return tuple(float(v) for v in values)
 
 
 def check_inputs(x: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from leakwatch.attacks.start import Start, StartKind
 from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.normalization import Channels
 
 __all__ = ["attack"]
 
@@ -33,8 +33,8 @@ def attack(
     steps: int | None = None,
     restarts: int | None = None,
     labels: Literal["known", "inferred"] = "known",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float | None = None,
     noise_std: float = 0.0,
     perturb: Perturbation | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import final
 
 import torch
@@ -13,6 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.checks import check_number
+from leakwatch.normalization import (
+    Channels,
+    check_channels,
+    per_channel,
+    to_input,
+    to_pixels,
+)
 
 __all__ = ["PixelScale"]
 
@@ -35,6 +41,7 @@ class PixelScale:
     Raises:
         ValueError: if only one of mean and std, or of low and high, is given, if their
             lengths differ, std is not positive, or low is not below high.
+        TypeError: if mean or std are no numbers.
 
     Example:
         >>> import torch
@@ -53,11 +60,6 @@ class PixelScale:
     channel: int = -3
 
     def __post_init__(self) -> None:
-        if (self.mean is None) != (self.std is None):
-            raise ValueError(
-                f"mean and std belong together, got mean={self.mean} and "
-                f"std={self.std}; pass both, or neither when inputs are pixels."
-            )
         if (self.low is None) != (self.high is None):
             raise ValueError(
                 f"low and high belong together, got low={self.low} and "
@@ -68,22 +70,9 @@ class PixelScale:
                 f"channel counts from the end, so it must be negative, got "
                 f"{self.channel}; images (…, channels, height, width) have −3."
             )
-        if self.mean is not None and self.std is not None:
-            mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
-            if len(mean) != len(std) or not mean:
-                raise ValueError(
-                    f"mean and std must have one entry per channel each, got "
-                    f"{len(mean)} and {len(std)}."
-                )
-            if not all(math.isfinite(n) for n in mean) or not all(
-                math.isfinite(n) and n > 0 for n in std
-            ):
-                raise ValueError(
-                    f"mean must be finite and std finite and positive, got mean={mean} "
-                    f"and std={std}."
-                )
-            object.__setattr__(self, "mean", mean)
-            object.__setattr__(self, "std", std)
+        mean, std = check_channels(self.mean, self.std)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
         if self.low is not None and self.high is not None:
             low, high = float(self.low), float(self.high)
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -99,8 +88,8 @@ class PixelScale:
     @classmethod
     def of(
         cls,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
+        mean: Channels | None,
+        std: Channels | None,
         data_range: float | None,
     ) -> PixelScale:
         """Pixels in [0, ``data_range``], [0, 1] by default, where anything is known.
@@ -112,14 +101,9 @@ class PixelScale:
         """
         if mean is None and std is None and data_range is None:
             return cls.unknown()
-        for name, numbers in (("mean", mean), ("std", std)):
-            if isinstance(numbers, Real):
-                raise TypeError(
-                    f"{name} has one value per channel, got {numbers!r}; give "
-                    f"{name}=[{numbers!r}] for one channel."
-                )
         if data_range is not None:
             check_number("data_range", data_range, example=1.0)
+        mean, std = check_channels(mean, std)
         return cls(mean, std, 0.0, 1.0 if data_range is None else data_range)
 
     @property
@@ -136,7 +120,7 @@ class PixelScale:
 
     def input_std(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """d(pixel)/d(input), to broadcast against ``x``: std, or ones without it."""
-        return self._column(x, self.std, 1.0)
+        return per_channel(self.std or (1.0,), x, self.channel)
 
     def to_pixels(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Pixels of network inputs: x · std + mean.
@@ -150,9 +134,7 @@ class PixelScale:
         Raises:
             ValueError: if ``x`` doesn't have as many channels as there are means.
         """
-        if self.mean is None:
-            return x
-        return x * self._column(x, self.std, 1.0) + self._column(x, self.mean, 0.0)
+        return to_pixels(x, self.mean, self.std, self.channel)
 
     def to_input(self, p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Network inputs of pixels: (p − mean) / std.
@@ -166,9 +148,7 @@ class PixelScale:
         Raises:
             ValueError: if ``p`` doesn't have as many channels as there are means.
         """
-        if self.mean is None:
-            return p
-        return (p - self._column(p, self.mean, 0.0)) / self._column(p, self.std, 1.0)
+        return to_input(p, self.mean, self.std, self.channel)
 
     def box(
         self, x: Float[Tensor, "..."]
@@ -176,7 +156,7 @@ class PixelScale:
         """Bounds of network inputs, to broadcast against ``x``; ``None`` if unknown."""
         if self.low is None or self.high is None:
             return None
-        shape = self._column(x, self.mean, 0.0)
+        shape = per_channel(self.mean or (0.0,), x, self.channel)
         return (
             self.to_input(torch.full_like(shape, self.low)),
             self.to_input(torch.full_like(shape, self.high)),
@@ -193,16 +173,3 @@ class PixelScale:
         """
         bounds = self.box(x)
         return x if bounds is None else torch.clamp(x, *bounds)
-
-    def _column(
-        self, x: Tensor, numbers: Sequence[float] | None, otherwise: float
-    ) -> Tensor:
-        if numbers is None or len(numbers) == 1:
-            return x.new_full((), otherwise if numbers is None else numbers[0])
-        if x.ndim < -self.channel or x.shape[self.channel] != len(numbers):
-            raise ValueError(
-                f"mean and std have {len(numbers)} entries, so dimension "
-                f"{self.channel} of the images must have that size, got shape "
-                f"{tuple(x.shape)}."
-            )
-        return x.new_tensor(numbers).view(-1, *[1] * (-self.channel - 1))

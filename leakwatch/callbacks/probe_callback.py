@@ -21,7 +21,6 @@ from leakwatch.callbacks._recording.loggers import warn
 from leakwatch.callbacks._recording.run_metadata import natural_directory
 from leakwatch.callbacks.gradient_defense import GradientDefense
 from leakwatch.checks import (
-    check_channels,
     check_choice,
     check_dtype,
     check_flag,
@@ -34,6 +33,7 @@ from leakwatch.checks import (
 )
 from leakwatch.derivatives.parameter_filters import check_filter
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.normalization import Channels, check_channels
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes import ProbeSet
 from leakwatch.scores import Scoring, resolve
@@ -72,8 +72,8 @@ class RecordingCallback(Callback, Probing):
         epsilon: float = 0.0,
         prior_std: float | None = None,
         data_range: float | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
         criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
         dtype: str = "float32",
         max_memory: float = DEFAULT_MAX_MEMORY,

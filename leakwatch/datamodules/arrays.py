@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.channels import per_channel
 from leakwatch.datamodules.dataset import ImageArrays
+from leakwatch.normalization import Channels
 
 _EXAMPLE = (
     "numpy.savez(path, train_images=..., train_labels=...) with images uint8 "
@@ -64,8 +64,8 @@ class ArrayDataModule(ImageDataModule):
         subset: int | None = None,
         normalize: bool = True,
         augment: bool = False,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
     ) -> None:
         content = _read(Path(path).expanduser())
         train = _split(content, "train", path)

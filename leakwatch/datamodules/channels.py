@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from numbers import Real
+
+from leakwatch.normalization import Channels, as_channels
 
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
@@ -27,25 +28,27 @@ def imagenet_moments(
 
 
 def per_channel(
-    name: str, chosen: Sequence[float] | None, own: tuple[float, ...]
+    name: str, chosen: Channels | None, own: tuple[float, ...]
 ) -> tuple[float, ...]:
     """Return what was given, or the data set's own numbers.
 
     Args:
         name: "mean" or "std".
-        chosen: One number per channel, or None.
+        chosen: One number per channel, one for all, or None.
         own: What applies when nothing is given.
 
     Raises:
+        TypeError: No numbers.
         ValueError: Not one finite number per channel, or a "std" that isn't above 0.
     """
     if chosen is None:
         return own
-    values = tuple(float(value) for value in chosen)
-    good = len(values) == len(own) and all(map(math.isfinite, values))
-    if not good or (name == "std" and min(values) <= 0):
+    values = as_channels(name, chosen)
+    if isinstance(chosen, Real):
+        values = values * len(own)
+    if len(values) != len(own) or (name == "std" and min(values) <= 0):
         raise ValueError(
             f"{name} must be {len(own)} finite number(s), one per channel"
-            f"{', each above 0' if name == 'std' else ''}, got {list(chosen)}."
+            f"{', each above 0' if name == 'std' else ''}, got {list(values)}."
         )
     return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -10,6 +9,7 @@ from leakwatch.datamodules.base import ImageDataModule, Splits
 from leakwatch.datamodules.channels import imagenet_moments, per_channel
 from leakwatch.datamodules.files import ImageFiles, check_cut
 from leakwatch.datamodules.folders import class_folders, list_images
+from leakwatch.normalization import Channels
 
 
 @final
@@ -65,8 +65,8 @@ class ImageFolderDataModule(ImageDataModule):
         subset: int | None = None,
         normalize: bool = True,
         augment: bool = False,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
     ) -> None:
         check_cut(image_size, channels, crop)
         self.data_dir = data_dir

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from leakwatch.normalization import check_channels
 from leakwatch.probes.items import as_input, as_label, as_tensor
-from leakwatch.probes.pipeline import as_channels
 
 __all__ = [
     "check_finite",
@@ -19,7 +19,6 @@ __all__ = [
     "check_indices",
     "check_inputs",
     "check_labels",
-    "check_normalization",
     "check_range",
     "checked_fields",
 ]
@@ -36,7 +35,7 @@ def checked_fields(probes: Any) -> dict[str, Any]:
     if class_names is not None:
         class_names = tuple(map(str, class_names))
         check_range(y, index, len(class_names))
-    mean, std = check_normalization(probes.mean, probes.std, x)
+    mean, std = check_channels(probes.mean, probes.std, x.shape)
     if probes.units not in ("pixel", "input"):
         raise ValueError(f"units={probes.units!r}; expected 'pixel' or 'input'")
     if mean is not None and probes.units == "input":
@@ -161,30 +160,3 @@ def check_labels(y: Any, n: int) -> Int[Tensor, " n"]:
                 "Leave unlabelled items out, or map labels with target_transform"
             )
     return labels.detach().to("cpu", torch.long)
-
-
-def check_normalization(
-    mean: Any, std: Any, x: Float[Tensor, "n ..."]
-) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
-    """(mean, std) as tuples that fit the channels of `x`, or (None, None)."""
-    if mean is None and std is None:
-        return None, None
-    if mean is None or std is None:
-        raise ValueError(
-            f"mean={mean!r} and std={std!r}; expected both or neither: pass the values "
-            "of the Normalize that was applied"
-        )
-    pair = as_channels(mean, "mean"), as_channels(std, "std")
-    for name, values in zip(("mean", "std"), pair, strict=True):
-        if len(values) not in (1, x.shape[1]):
-            raise ValueError(
-                f"{name} has {len(values)} values; expected 1 or {x.shape[1]}, one per "
-                f"channel of inputs of shape {tuple(x.shape[1:])}"
-            )
-        if not torch.tensor(values).isfinite().all():
-            raise ValueError(f"{name}={values}; expected finite numbers")
-    if min(pair[1]) <= 0:
-        raise ValueError(
-            f"std={pair[1]}; expected positive numbers: x = (pixel - mean) / std"
-        )
-    return pair

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from leakwatch.normalization import as_channels
+
 __all__ = [
-    "as_channels",
     "find_class_names",
     "find_normalization",
     "walk",
@@ -93,31 +94,13 @@ def find_class_names(dataset: Any) -> tuple[str, ...] | None:
     return stated.pop() if len(stated) == 1 else None
 
 
-def as_channels(values: Any, name: str) -> tuple[float, ...]:
-    """A number, sequence, array or tensor as a tuple of floats.
-
-    Raises:
-        TypeError: `values` is none of these.
-    """
-    listed = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(listed, int | float):
-        listed = [listed]
-    try:
-        return tuple(float(value) for value in listed)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name}={values!r}; expected one number per channel, such as "
-            f"{name}=[0.5, 0.5, 0.5]"
-        ) from None
-
-
 def _pair(item: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     mean, std = getattr(item, "mean", None), getattr(item, "std", None)
     numeric = (int, float, Sequence, np.ndarray, torch.Tensor)
     if not isinstance(mean, numeric) or not isinstance(std, numeric):
         return None
     try:
-        pair = as_channels(mean, "mean"), as_channels(std, "std")
-    except TypeError:
+        pair = as_channels("mean", mean), as_channels("std", std)
+    except (TypeError, ValueError):
         return None
     return pair if all(value > 0 for value in pair[1]) else None

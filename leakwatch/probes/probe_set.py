@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from leakwatch.checks import check_integer
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng, seed_streams
+from leakwatch.normalization import Channels, check_channels, to_pixels
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import (
     check_finite,
@@ -22,7 +23,6 @@ from leakwatch.probes.checks import (
     check_indices,
     check_inputs,
     check_labels,
-    check_normalization,
     check_range,
     checked_fields,
 )
@@ -34,14 +34,12 @@ from leakwatch.probes.scale import (
     from_pixels_slope,
     measure_prior,
     resolve_range,
-    to_pixels,
     uniform_prior,
 )
 from leakwatch.probes.selection import draw_items
 
 __all__ = ["ProbeSet"]
 
-Channels = Sequence[float] | float | None
 # Items from which statistics are measured: enough for those of small images, and for
 # large ones as many as hold this many numbers together.
 _PRIOR_SAMPLES = 2048
@@ -111,8 +109,8 @@ class ProbeSet:
         n: int = 32,
         per_class: int | None = None,
         seed: int = 0,
-        mean: Channels = None,
-        std: Channels = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
         class_names: Sequence[str] | None = None,
         indices: Sequence[int] | None = None,
         max_scan: int = 4096,
@@ -227,8 +225,8 @@ class ProbeSet:
         n: int = 32,
         per_class: int | None = None,
         seed: int = 0,
-        mean: Channels = None,
-        std: Channels = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
         class_names: Sequence[str] | None = None,
         indices: Sequence[int] | None = None,
         max_scan: int = 4096,
@@ -266,8 +264,8 @@ class ProbeSet:
         x: Tensor,
         y: Tensor | Sequence[int],
         index: Sequence[int] | None = None,
-        mean: Channels = None,
-        std: Channels = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
         class_names: Sequence[str] | None = None,
         *,
         data_range: float | None = None,
@@ -363,8 +361,8 @@ def _fields(
     x: Tensor,
     y: Tensor | Sequence[int],
     index: list[int],
-    mean: Channels,
-    std: Channels,
+    mean: Channels | None,
+    std: Channels | None,
     class_names: Sequence[str] | None,
     data_range: float | None,
     others: Iterable[Float[Tensor, " ..."]],
@@ -373,7 +371,7 @@ def _fields(
     x = check_inputs(x)
     check_index(tuple(index), len(x))
     check_finite(x, tuple(index))
-    means, stds = check_normalization(mean, std, x)
+    means, stds = check_channels(mean, std, x.shape)
     peak, units = resolve_range(x, means, stds, data_range)
     prior = measure_prior(others, x.shape[1:], means, stds)
     prior = prior or measure_prior(x, x.shape[1:], means, stds)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from leakwatch.normalization import per_channel, to_pixels
 from leakwatch.priors import GaussianPrior, measured_prior
 from leakwatch.priors.measured import FEWEST as MINIMUM_ITEMS
 
@@ -19,25 +20,8 @@ __all__ = [
     "from_pixels_slope",
     "measure_prior",
     "resolve_range",
-    "to_pixels",
     "uniform_prior",
 ]
-
-
-def _per_channel(values: tuple[float, ...], ndim: int) -> Float64[Tensor, "1 ..."]:
-    column = torch.tensor(values, dtype=torch.float64, device="cpu")
-    return column.reshape(1, -1, *[1] * (ndim - 2))
-
-
-def to_pixels(
-    x: Float[Tensor, "n ..."],
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
-) -> Float[Tensor, "n ..."]:
-    """Pixel = x · std + mean, per channel (the second dimension)."""
-    if mean is None or std is None:
-        return x
-    return x * _per_channel(std, x.ndim) + _per_channel(mean, x.ndim)
 
 
 def from_pixels_slope(
@@ -45,9 +29,7 @@ def from_pixels_slope(
 ) -> Float64[Tensor, " d_x"]:
     """d(input)/d(pixel) for each element of a sample of the given shape."""
     scale = torch.ones(1, *shape, dtype=torch.float64, device="cpu")
-    if std is not None:
-        scale = scale / _per_channel(std, scale.ndim)
-    return scale.flatten()
+    return (scale if std is None else scale / per_channel(std, scale)).flatten()
 
 
 def resolve_range(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Final, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.normalization import Channels, check_channels, to_pixels
 from leakwatch.quality.metrics import DEFAULT_METRICS, METRICS, check_metrics
 from leakwatch.quality.perceptual import LpipsNet, LpipsUnavailableError, lpips
 from leakwatch.quality.result import QualityResult
@@ -43,8 +44,8 @@ def quality(
     images: Float[Tensor, "n ..."],
     originals: Float[Tensor, "n ..."],
     *,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     pixels: PixelUnits | None = None,
     data_range: float = 1.0,
     low: float | None = 0.0,
@@ -132,8 +133,8 @@ def quality(
 
 def in_pixels(
     x: Float[Tensor, "n ..."],
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     pixels: PixelUnits | None = None,
 ) -> Float[Tensor, "n ..."]:
     """Pixels of network inputs, detached, float64.
@@ -144,25 +145,10 @@ def in_pixels(
     """
     if pixels is not None and (mean is not None or std is not None):
         raise ValueError("give either pixels or mean and std, not both.")
-    if (mean is None) != (std is None):
-        raise ValueError(
-            f"mean and std belong together, got mean={mean} and std={std}; give both, "
-            f"or neither for inputs that are pixels."
-        )
     x = x.detach().double()
     if pixels is not None:
         return pixels.to_pixels(x)
-    if mean is None or std is None:
-        return x
-    rows = [torch.as_tensor(v, dtype=x.dtype, device=x.device) for v in (mean, std)]
-    for name, row in zip(("mean", "std"), rows, strict=True):
-        if row.ndim > 1 or row.numel() not in (1, x.shape[1]):
-            raise ValueError(
-                f"{name} must have one value for each of the {x.shape[1]} channels, "
-                f"got {row.tolist()}."
-            )
-    shift, scale = (row.reshape(1, -1, *[1] * (x.ndim - 2)) for row in rows)
-    return x * scale + shift
+    return to_pixels(x, *check_channels(mean, std, x.shape))
 
 
 def _measure(

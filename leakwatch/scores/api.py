@@ -15,6 +15,12 @@ from torch import Tensor, nn
 from leakwatch.checks import check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.normalization import (
+    Channels,
+    check_channels,
+    per_channel,
+    to_pixels,
+)
 from leakwatch.priors import DensePrior, GaussianPrior, natural_prior
 from leakwatch.scores.batches import score_samples
 from leakwatch.scores.measure.inputs import ScoreInputs
@@ -233,8 +239,8 @@ def score(
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,
     prior: PriorName | GaussianPrior | Float[Tensor, "d_x d_x"] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float = 1.0,
     target_psnr: float = 20.0,
     influence_steps: int = 1,
@@ -333,10 +339,7 @@ def score(
     _check_noise(scoring.scores, settings, delta)
     gradients = scoring.gradient_map(module)
     x, y = gradients.checked(x, y)
-    if (mean is None) != (std is None):
-        raise ValueError(
-            "mean and std describe one normalisation; give both or neither."
-        )
+    mean, std = check_channels(mean, std, x.shape)
     if mean is None and not bool((x.amin() >= 0) & (x.amax() <= data_range)):
         gradients.note(
             f"inputs leave [0, {data_range:g}] and no mean and std were given, so "
@@ -454,25 +457,12 @@ def input_scale_of(
         std: per channel standard deviation of the normalisation.
 
     Raises:
-        ValueError: if it is not positive and finite, one number per channel or one.
+        ValueError: for another number of channels.
     """
-    return None if std is None else (1 / _per_channel(x, std, "std")).reshape(-1)
-
-
-def _per_channel(x: Tensor, numbers: Sequence[float], name: str) -> Tensor:
-    """One number per channel, spread over one sample's shape, float64."""
-    if len(numbers) not in (1, x.shape[1]):
-        raise ValueError(
-            f"{name} must have one entry per channel, {x.shape[1]} here, got "
-            f"{len(numbers)}."
-        )
-    if not all(math.isfinite(n) and (n > 0 or name == "mean") for n in numbers):
-        raise ValueError(
-            f"{name} must be finite{'' if name == 'mean' else ' and positive'}, got "
-            f"{tuple(numbers)}."
-        )
-    t = torch.tensor(numbers, dtype=torch.float64, device=x.device)
-    return t.view(-1, *[1] * (x.ndim - 2)).expand(x.shape[1:])
+    if std is None:
+        return None
+    one = torch.ones(1, *x.shape[1:], dtype=torch.float64, device=x.device)
+    return (one / per_channel(std, one)).flatten()
 
 
 def pixels_of(
@@ -488,12 +478,9 @@ def pixels_of(
         std: the same.
 
     Raises:
-        ValueError: for another number of channels, or numbers that are not finite.
+        ValueError: for another number of channels.
     """
-    pixels = x.double()
-    if mean is not None and std is not None:
-        pixels = pixels * _per_channel(x, std, "std") + _per_channel(x, mean, "mean")
-    return pixels.reshape(len(x), -1)
+    return to_pixels(x.double(), mean, std).reshape(len(x), -1)
 
 
 def offset_of(

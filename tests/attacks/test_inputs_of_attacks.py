@@ -41,9 +41,12 @@ def test_pixels_and_inputs_are_inverse_and_boxed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"mean": [0.1]}, "belong together"),
+        ({"mean": [0.1]}, "give both or neither"),
         ({"low": None}, "belong together"),
-        ({"mean": [0.1], "std": [1.0, 2.0]}, "one entry per channel"),
+        (
+            {"mean": [0.1], "std": [1.0, 2.0]},
+            "mean has 1 entries and std 2; expected one per channel",
+        ),
         ({"mean": [0.1], "std": [0.0]}, "positive"),
         ({"low": 1.0, "high": 1.0}, "below high"),
         ({"channel": 1}, "negative"),
@@ -345,7 +348,7 @@ def test_very_confident_samples_are_recovered_in_float64() -> None:
         ({"time_limit": 0.0}, "time_limit must be positive"),
         ({"perturb": 3}, "perturb"),
         ({"progress": 3}, "progress"),
-        ({"mean": 0.1, "std": [1.0]}, r"mean=\[0.1\]"),
+        ({"mean": "0.1", "std": [1.0]}, r"mean=\[0.5, 0.5, 0.5\]"),
         ({"noise_std": 1e39}, "noise_std=1e"),
         ({"preset": "ci-net", "distance": "x"}, "distance"),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -15,6 +13,7 @@ from leakwatch.attacks.updates import presets
 from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.normalization import Channels
 from leakwatch.weight_update import WeightUpdate
 
 __all__ = ["attack_update"]
@@ -28,8 +27,8 @@ def attack_update(
     start: StartKind | Start | None = None,
     steps: int | None = None,
     restarts: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,

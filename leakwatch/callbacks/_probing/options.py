@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypedDict, TypeVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
+from leakwatch.normalization import Channels
 from leakwatch.priors import GaussianPrior
 from leakwatch.scores.api import PriorName
 
@@ -23,8 +24,8 @@ class RecordOptions(TypedDict, total=False):
     epsilon: float
     prior_std: float | None
     data_range: float | None
-    mean: Sequence[float] | None
-    std: Sequence[float] | None
+    mean: Channels | None
+    std: Channels | None
     criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None
     dtype: str
     max_memory: float

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from leakwatch.callbacks._probing.distributed import gather
+from leakwatch.normalization import Channels
 from leakwatch.probes import ProbeSet
 from leakwatch.probes.samplers import sampled_items
 
@@ -62,8 +63,8 @@ def training_probes(
     caller: str,
     n: int,
     seed: int,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
+    mean: Channels | None,
+    std: Channels | None,
     data_range: float | None = None,
     indices: Sequence[int] | None = None,
 ) -> ProbeSet:

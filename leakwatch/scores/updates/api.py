@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from leakwatch.checks import check_samples
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.normalization import Channels, check_channels
 from leakwatch.scores.api import (
     DEFAULT_MAX_MEMORY,
     Scoring,
@@ -87,8 +88,8 @@ def score_update(
     epsilon: float = 0.0,
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float = 1.0,
     criterion: Criterion | None = None,
     parameters: ParameterFilter | None = None,
@@ -158,11 +159,8 @@ def score_update(
             f"update must be a leakwatch.weight_update.WeightUpdate, got a "
             f"{type(update).__name__}."
         )
-    if (mean is None) != (std is None):
-        raise ValueError(
-            "mean and std describe one normalisation; give both or neither."
-        )
     check_samples(x, y)
+    mean, std = check_channels(mean, std, x.shape[1:])
     scoring = Scoring(
         scores_of_updates(scores),
         noise_std=noise_std,

@@ -14,6 +14,7 @@ from leakwatch.attacks import Attack
 from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer, check_number
 from leakwatch.models.initialization import Initializer, check_scheme, initialize
+from leakwatch.normalization import Channels, check_channels
 from leakwatch.probes.checks import check_index
 from leakwatch.scores import resolve
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver
@@ -46,8 +47,8 @@ def compare_initializations(
     start: StartKind = "normal",
     radius: float = 0.1,
     train: Train | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float = 1.0,
     prior_std: float | None = None,
     epsilon: float = 0.0,
@@ -120,6 +121,7 @@ def compare_initializations(
             f"attacks must have different names, got {[e.name for e in engines]}."
         )
     noise_std = check_number("noise_std", noise_std, example=1e-2)
+    mean, std = check_channels(mean, std, x.shape)
     repeats = check_integer("repeats", repeats, example=3)
     samples = tuple(range(len(x))) if index is None else tuple(index)
     check_index(samples, len(x))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.normalization import Channels
 from leakwatch.reporting.words import count, number
 from leakwatch.scores import Value, score
 from leakwatch.scores.measure.plan import Solver
@@ -109,8 +110,8 @@ def recommend_noise(
     radius: float = 0.1,
     seed: int = 0,
     time_limit: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float = 1.0,
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,

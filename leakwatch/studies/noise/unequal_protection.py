@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from leakwatch.checks import check_number
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.normalization import Channels
 from leakwatch.reporting import Quantity, Row, class_bars
 from leakwatch.reporting.quantities import class_name
 from leakwatch.reporting.words import number
@@ -157,8 +158,8 @@ def unfairness(
     y: Int[Tensor, " n"],
     noise_std: float,
     *,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float = 1.0,
     prior_std: float | None = None,
     solver: Solver = "auto",

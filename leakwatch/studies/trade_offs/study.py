@@ -17,6 +17,7 @@ from leakwatch.defenses import Budget, Defense
 from leakwatch.defenses.budget import Unit
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.normalization import Channels, check_channels
 from leakwatch.status import OK, Status, describe_error
 from leakwatch.studies.initializations.study import chosen_seeds
 from leakwatch.studies.paper_attacks import engine
@@ -72,8 +73,8 @@ def trade_off(
     restarts: int = 1,
     directions: int = 50,
     box: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
     data_range: float = 1.0,
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,
@@ -158,6 +159,7 @@ def trade_off(
     """
     grid = named_budgets(budgets, unit)
     top = check_number("data_range", data_range, example=1.0)
+    means, stds = check_channels(mean, std, x.shape)
     spread = top / math.sqrt(12) if prior_std is None else prior_std
     attacking = ProbeAttack(
         x=x,
@@ -168,8 +170,8 @@ def trade_off(
         start=start,
         radius=radius,
         restarts=check_integer("restarts", restarts),
-        mean=None if mean is None else tuple(mean),
-        std=None if std is None else tuple(std),
+        mean=means,
+        std=stds,
         data_range=top,
         prior_std=check_number("prior_std", spread, example=0.25),
         prior_mean=prior_mean,
