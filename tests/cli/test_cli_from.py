@@ -98,7 +98,7 @@ def test_an_attack_from_a_record_of_training_and_from_its_own(
 def test_scores_of_initial_weights_and_of_another_split(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, checkpoint = trained / "logs/version_0/leakwatch", tmp_path / "kept.ckpt"
+    run, checkpoint = trained / "logs/version_0/leakwatch-run", tmp_path / "kept.ckpt"
     shutil.copy(trained / "logs/version_0/checkpoints/best.ckpt", checkpoint)
     assert main(["audit", f"--from={run}"]) == 1
     assert "--ckpt names a checkpoint" in sentence(capsys, "leakwatch audit")
@@ -113,7 +113,7 @@ def test_scores_of_initial_weights_and_of_another_split(
 def test_records_that_do_not_say_enough(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = shutil.copytree(trained / "logs/version_0/leakwatch", tmp_path / "run")
+    run = shutil.copytree(trained / "logs/version_0/leakwatch-run", tmp_path / "run")
     for subject in (None, 3, {"config": [1]}):
         content = RiskLedger(run).read_metadata() | {"subject": subject}
         RiskLedger(run).write_metadata(content)
