@@ -67,7 +67,7 @@ def values(folder: Path) -> dict[tuple[Any, ...], tuple[str, str]]:
 def test_an_attack_from_a_record_of_training_and_from_its_own(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained / "logs/version_0/second"
+    run = trained / "logs/version_0/second-run"
     checkpoint = tmp_path / "kept.ckpt"
     shutil.copy(trained / "logs/version_0/checkpoints/best.ckpt", checkpoint)
     first, again = tmp_path / "first", tmp_path / "again"
@@ -131,7 +131,7 @@ def names_in(value: Any) -> set[str]:
 
 def test_all_that_changes_a_number_is_recorded(trained: Path) -> None:
     """Whole signatures: an argument that is added and not recorded fails here."""
-    metadata = json.loads((trained / "logs/version_0/second/run.json").read_text())
+    metadata = json.loads((trained / "logs/version_0/second-run/run.json").read_text())
     arguments = metadata["arguments"]
     attack = arguments["audit"]["attacks"]["random"]
     assert attack["priors"]["tv"] == 1e-6
