@@ -40,8 +40,10 @@ PUBLIC = {
         "unfairness",
     ],
     "leakwatch.callbacks": [
+        "GateError",
         "GradientDefense",
         "InversionAudit",
+        "LeakageGate",
         "LeakageMonitor",
         "UpdateAudit",
         "observing",

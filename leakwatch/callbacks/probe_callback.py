@@ -36,6 +36,7 @@ from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes import ProbeSet
+from leakwatch.reporting import Row
 from leakwatch.scores import Scoring, resolve
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY, PriorName, check_prior
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver, check_solver
@@ -178,6 +179,11 @@ class RecordingCallback(Callback, Probing):
     def probes(self) -> ProbeSet | None:
         """The samples watched; ``None`` until they are drawn."""
         return self._probes
+
+    @property
+    def latest_rows(self) -> Sequence[Row]:
+        """What the last probe step of this training recorded, in every process."""
+        return () if self._session is None else self._session.rows
 
     @property
     def run_directory(self) -> str | None:

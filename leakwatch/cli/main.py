@@ -74,6 +74,7 @@ _COMMANDS: Final = {
         "`leakwatch trade-off --config leakwatch:trade_off`.",
     ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
+    "check": _Command("check", "check", "check a recorded run against limits"),
     "dashboard": _Command(
         "dashboard", "dashboard", "make a W&B view of what runs have logged"
     ),
@@ -102,7 +103,8 @@ examples:
   leakwatch report runs/quickstart/version_0
 
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not
-understood. LEAKWATCH_DEBUG=1 shows the traceback of an error.
+understood, 3 a limit of `check` is broken. LEAKWATCH_DEBUG=1 shows the traceback of
+an error.
 """
 
 
@@ -131,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0 done, 1 it could not be done, 2 the command line or a config
-        was not understood.
+        was not understood, 3 a limit of ``check`` is broken.
 
     Example:
         >>> main(["report", "no/such/run"])

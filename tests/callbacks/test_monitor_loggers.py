@@ -22,7 +22,7 @@ from test_audit import audit
 from wandb_file import history, kept, media
 
 import leakwatch
-from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks import LeakageGate, LeakageMonitor
 from leakwatch.callbacks._recording.loggers import publish_scalars
 from leakwatch.callbacks._recording.summary import scalars_of
 from leakwatch.reporting import Row
@@ -325,6 +325,18 @@ def test_wandb_knows_settings_axes_and_what_to_keep(
         if key in logged - {"leakwatch/step"}:
             assert metric.step_metric == "leakwatch/step"
         assert metric.summary.max == (key == "leakwatch/psnr/worst")
+
+
+@pytest.mark.filterwarnings("ignore:leakwatch. the gate")
+def test_a_broken_gate_alerts(tmp_path: Path, offline: Path) -> None:
+    import wandb
+
+    logger = WandbLogger(project="tests", save_dir=tmp_path, offline=True)
+    watched = monitor(at_start=False)
+    fit(tmp_path, watched, LeakageGate(max_psnr=-99), logger=logger)
+    wandb.finish()
+    (text,) = kept(tmp_path).alerts
+    assert "3 of 3 samples are above -99 dB" in text
 
 
 @pytest.mark.parametrize("pictures", [False, True])

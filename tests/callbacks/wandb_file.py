@@ -63,11 +63,13 @@ class Kept:
         config: of the run.
         metrics: key → its definition.
         artifacts: type and names of files.
+        alerts: their texts.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     artifacts: list[tuple[str, set[str]]] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
 
 
 def kept(folder: Path) -> Kept:
@@ -78,6 +80,8 @@ def kept(folder: Path) -> Kept:
             found.config |= _row(record.config.update)
         if record.HasField("metric"):
             found.metrics[record.metric.name or record.metric.glob_name] = record.metric
+        if record.HasField("alert"):
+            found.alerts.append(record.alert.text)
         if record.HasField("artifact"):
             files = {entry.path for entry in record.artifact.manifest.contents}
             found.artifacts.append((record.artifact.type, files))

@@ -160,13 +160,22 @@ def test_unknown_command(
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
         f"unknown command {command!r}; {hint}choose from fit, audit, attack, "
-        "compare-inits, trade-off, report, dashboard, configs."
+        "compare-inits, trade-off, report, check, dashboard, configs."
     )
 
 
 @pytest.mark.parametrize(
     "command",
-    ["audit", "attack", "compare-inits", "trade-off", "report", "configs", "dashboard"],
+    [
+        "audit",
+        "attack",
+        "compare-inits",
+        "trade-off",
+        "report",
+        "check",
+        "configs",
+        "dashboard",
+    ],
 )
 def test_help_of_one_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -800,6 +809,42 @@ def test_report_of_nothing(
     assert main(["report", str(place)]) == 1
     expected = "no recorded run in" if exists else "there is no directory"
     assert expected in sentence(capsys, "leakwatch report")
+
+
+# -- check ---------------------------------------------------------------------------
+
+
+def test_check_says_by_its_exit_status_what_holds(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(trained.ledger)
+    for options, status in (
+        (["--max-psnr", "1000"], 0),
+        (["--max-psnr=-99", "--share=0.99"], 3),
+        (["--at-most", "leakwatch/seconds=1e9"], 0),
+        (["--at-least", "leakwatch/seconds=1e9"], 3),
+        (["--at-most", "leakwatch/nothing=1"], 3),
+        (["--at-most", "leakwatch/nothing=1", "--unknown-passes"], 0),
+        ([], 1),
+        (["--share=2"], 2),
+        (["--at-most", "leakwatch/seconds"], 2),
+    ):
+        assert main(["check", run, *options]) == status
+    capsys.readouterr()
+    # Every probe step counts, or the last one.
+    for options, steps in ((["--last"], 1), ([], 3)):
+        assert main(["check", run, "--max-psnr=-99", *options]) == 3
+        broken = capsys.readouterr().err.splitlines()
+        assert len(broken) == steps
+        assert broken[-1].startswith("after epoch 2: 4 of 4 samples are above -99 dB")
+
+
+def test_a_run_without_values_does_not_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RiskLedger(tmp_path).write_metadata({})
+    assert main(["check", str(tmp_path), "--max-psnr", "25"]) == 3
+    assert capsys.readouterr().err == "nothing was measured\n"
 
 
 # -- tables --------------------------------------------------------------------------

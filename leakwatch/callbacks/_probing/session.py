@@ -45,6 +45,10 @@ class ProbeSession:
         natural: where to record if nothing is there yet.
         defense: the one that takes part in training.
 
+    Attributes:
+        probes: the samples watched.
+        rows: of the last probe step; empty before the first.
+
     Raises:
         TypeError: for training data that no probes can be drawn from.
         ValueError: for probes that the module can't take.
@@ -66,6 +70,7 @@ class ProbeSession:
         self._started = time.perf_counter() - progress.elapsed
         self._warned: set[str] = set()
         self._unoffered = bool(progress.latest)
+        self.rows: list[Row] = []
         self._pictures_due = probing.log_images
         self.probes = self._drawn(trainer)
         self._run = ProbeRun(probing, module, self.probes, self._warn)
@@ -105,7 +110,7 @@ class ProbeSession:
                 "summary", f"a probe step has no summary: {describe_error(error)}"
             )
             scalars = dict.fromkeys(self._progress.latest, math.nan)
-        self._progress.latest = scalars
+        self._progress.latest, self.rows = scalars, rows
         self._unoffered = True
         if self._recorder is not None:
             try:

@@ -25,6 +25,7 @@ from leakwatch.reporting import Row
 
 __all__ = [
     "GrowingTable",
+    "alert",
     "define",
     "has_figures",
     "publish_figures",
@@ -299,6 +300,21 @@ def publish_ledger(
                 continue
             artifact.add_file(str(path), name=path.relative_to(directory).as_posix())
         logger.experiment.log_artifact(artifact)  # type: ignore[attr-defined]
+
+    return _each(filter(has_figures, loggers), send)
+
+
+def alert(loggers: Iterable[Logger], title: str, text: str) -> list[str]:
+    """Sends an alert by W&B, which forwards it as its user has set.
+
+    Args:
+        loggers: of the trainer.
+        title: a few words.
+        text: a sentence.
+    """
+
+    def send(logger: Logger) -> None:
+        logger.experiment.alert(title=title, text=text)  # type: ignore[attr-defined]
 
     return _each(filter(has_figures, loggers), send)
 

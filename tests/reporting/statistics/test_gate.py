@@ -1,0 +1,120 @@
+"""A limit is broken by what exceeds it, and by what nobody knows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from leakwatch.reporting import Quantity, Row
+from leakwatch.reporting.statistics.gate import Limits
+
+NAMES = ["cat", "dog"]
+
+
+def step(*values: float, quantity: str = "i2f_psnr") -> list[Row]:
+    """NaN stands for a value that failed."""
+    return [
+        Row(2, 8, 10 + i, i % 2, quantity, v, "failed: x" if math.isnan(v) else "ok")
+        for i, v in enumerate(values)
+    ]
+
+
+def broken(limits: Limits, rows: list[Row]) -> str:
+    return " | ".join(limits.broken(rows, None, NAMES))
+
+
+def test_samples_above() -> None:
+    assert broken(Limits(30.5), step(20.0, 30.0)) == ""
+    assert broken(Limits(25), step(20.0, 30.0)) == (
+        "after epoch 2: 1 of 2 samples is above 25 dB, the worst sample 11 (dog) at "
+        "30.0 dB"
+    )
+    assert broken(Limits(25, 0.5), step(20.0, 30.0)) == ""
+    assert broken(Limits(25, 0.4), step(20.0, 30.0)).endswith("dB; 40% may be")
+
+
+def test_unknown_is_not_safe() -> None:
+    rows = step(20.0, math.nan)
+    said = "after epoch 2: 1 of 2 samples is without a number (1 failed)"
+    assert broken(Limits(25), rows) == said
+    assert broken(Limits(25, unknown_passes=True), rows) == ""
+    for limits in (Limits(25), Limits(max_class_psnr=25), Limits(at_most={"x": 1})):
+        assert broken(limits, [])
+        assert broken(limits, step(1.0, quantity="loss"))
+    for limits in (
+        Limits(25, unknown_passes=True),
+        Limits(max_class_psnr=25, unknown_passes=True),
+        Limits(at_most={"x": 1}, unknown_passes=True),
+    ):
+        assert broken(limits, []) == broken(limits, step(1.0, quantity="loss")) == ""
+
+
+def test_what_an_attack_achieved_counts_only_upwards() -> None:
+    def attacked(sample: int, psnr: float, verdict: float) -> list[Row]:
+        status = "not converged: x" if math.isnan(verdict) else "ok"
+        return [
+            Row(2, 8, sample, 0, "audit/near/psnr", psnr, status),
+            Row(2, 8, sample, 0, "audit/near/verdict", verdict, status),
+        ]
+
+    assert "at 40.0 dB" in broken(Limits(25), [*step(20.0), *attacked(10, 40.0, 1.0)])
+    # One that failed says nothing, and neither does one where nothing was predicted.
+    assert broken(Limits(25), [*step(20.0), *attacked(10, 40.0, math.nan)]) == ""
+    assert "without a number" in broken(
+        Limits(25), [*step(math.nan), *attacked(10, 9.0, 0.0)]
+    )
+    assert "at 40.0 dB" in broken(
+        Limits(25, unknown_passes=True), [*step(math.nan), *attacked(10, 40.0, 1.0)]
+    )
+
+
+def test_classes() -> None:
+    limits = Limits(max_class_psnr=25)
+    assert broken(limits, step(20.0, 30.0, 24.0)) == (
+        "after epoch 2: the mean of dog is 30.0 dB, above 25"
+    )
+    assert broken(limits, step(20.0, math.nan)) == (
+        "after epoch 2: the mean of dog is not known: no usable value among 1 samples"
+    )
+
+
+def test_any_key() -> None:
+    rows = [*step(20.0), *step(3.0, quantity="i2f")]
+    quantities = {"i2f": Quantity("i2f", direction="higher = less exposed")}
+    for limits, said in (
+        (Limits(at_most={"leakwatch/psnr/worst": 20.0}), []),
+        (
+            Limits(at_most={"leakwatch/psnr/worst": 19.0}),
+            ["after epoch 2: leakwatch/psnr/worst is 20.0, above 19"],
+        ),
+        (Limits(at_least={"leakwatch-detail/i2f/worst": 3.0}), []),
+        (
+            Limits(at_least={"leakwatch-detail/i2f/worst": 3.5}),
+            ["after epoch 2: leakwatch-detail/i2f/worst is 3.00, below 3.5"],
+        ),
+        (
+            Limits(at_most={"leakwatch/psnr/wurst": 1.0}),
+            [
+                "after epoch 2: leakwatch/psnr/wurst has no number; did you mean "
+                "'leakwatch/psnr/worst'?"
+            ],
+        ),
+    ):
+        assert limits.broken(rows, quantities) == said
+
+
+def test_nothing_to_hold() -> None:
+    assert not Limits().any
+    assert Limits(0.0).any
+    assert Limits(at_least={"x": 1.0}).any
+
+
+def test_the_latest_step_counts() -> None:
+    before = [Row(1, 4, 10, 0, "i2f_psnr", 90.0)]
+    assert broken(Limits(25), [*step(20.0), *before]) == ""
+
+
+@pytest.mark.parametrize("value", [math.inf, 25.000001])
+def test_infinite_is_above(value: float) -> None:
+    assert "is above 25 dB" in broken(Limits(25), step(value))
