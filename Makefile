@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint unit bench clean
+.PHONY: demo test test-long lint unit bench clean
 
 # One thread: a second gains little at this size and loses much on a busy machine.
 demo: $(VENV)/.ready
@@ -20,6 +20,10 @@ lint: $(VENV)/.ready
 # One thread in each process, see above; a process needs about 2 GiB.
 unit: $(VENV)/.ready
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
+
+# Under 40 minutes: what make test takes a sample of.
+test-long: $(VENV)/.ready
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -m long -n auto --maxprocesses=4 --dist=worksteal
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/spectrum.py
