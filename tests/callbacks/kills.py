@@ -1,9 +1,9 @@
 """Trainings that are killed by SIGKILL at chosen moments, and go on.
 
 Run as a program: ``python kills.py FOLDER KILLS SEED`` prints what became of them as
-JSON, on its last line. Every training is a process of its own, forked from this one so that torch is
-imported once. It counts events: training steps, beginning and end of each probe, of
-each write to the disk (checkpoints and report included), and the middle of a
+JSON, on its last line. Every training is a process of its own, forked from this one so
+that torch is imported once. It counts events: training steps, beginning and end of each
+probe, of each write to the disk (checkpoints and report included), and the middle of a
 checkpoint. A kill comes at an event drawn at random, all equally likely.
 """
 
