@@ -78,7 +78,8 @@ class InversionAudit(ProbeCallback):
         mean: of the normalisation.
         std: of the normalisation.
         target_psnr: for the score ``noise_std_for_psnr``.
-        criterion: one loss per sample.
+        criterion: one loss per sample, or ``"training_step"``.
+        prepare: what becomes of a batch of inputs before the network gets it.
         solver: of the scores.
         dtype: of the scores and of first-order attacks.
         max_memory: MiB for the Jacobian of one sample.

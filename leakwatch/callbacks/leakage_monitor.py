@@ -26,6 +26,11 @@ class LeakageMonitor(ProbeCallback):
     Values go to a ledger and an HTML report in the run's directory on local disk, and
     as scalars and tables to the Trainer's loggers. Pictures stay on local disk.
 
+    In the first steps the gradient of training is compared with that of the criterion
+    on the same batch, and the inputs of the training step with the probes. Where they
+    differ there is one warning, and the report says it beside its headline: scores
+    would be about a gradient that nobody shares.
+
     A mistake in the configuration raises before the first training step. Whatever goes
     wrong later becomes the status of the values concerned, with one warning; training
     goes on.
@@ -63,7 +68,15 @@ class LeakageMonitor(ProbeCallback):
         std: as ``mean``.
         target_psnr: dB, for the score ``noise_std_for_psnr``.
         criterion: ``criterion(module, x, y)`` → one loss per sample. Default: accurate
-            cross-entropy of ``module(x)``.
+            cross-entropy of ``module(x)``. ``"training_step"``: the loss that the
+            module's own step returns for a batch ``[x, y]`` of one sample, for steps
+            that have no other effect; in automatic optimisation.
+        prepare: what becomes of a batch of inputs, as the data set has them, before the
+            network gets it: a differentiable function. Everything is then about what
+            goes into it. Default: the collate function of the training loader and the
+            transfer hooks of module or datamodule, if probes are drawn and these treat
+            each sample alone and draw nothing; a :class:`ProbeSet` holds what the
+            network gets.
         solver: ``"auto"``, ``"exact"``, ``"lanczos"`` or ``"power"``.
         dtype: ``"float32"`` or ``"float64"``, whatever the training precision.
         max_memory: MiB for what stands for the Jacobian of one sample; above it

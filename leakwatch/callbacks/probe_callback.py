@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from leakwatch.callbacks._probing.distributed import refuse_sharded
 from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
@@ -16,8 +17,11 @@ from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
 from leakwatch.callbacks._probing.session import ProbeSession
 from leakwatch.callbacks._probing.state import Progress
+from leakwatch.callbacks._probing.training_gradient import TrainingComparison
 from leakwatch.callbacks._probing.training_probes import SampleSource, training_probes
+from leakwatch.callbacks._probing.training_step import training_step_losses
 from leakwatch.callbacks._recording.loggers import warn
+from leakwatch.callbacks._recording.recorder import Warn
 from leakwatch.callbacks._recording.run_metadata import natural_directory
 from leakwatch.callbacks.gradient_defense import GradientDefense
 from leakwatch.checks import (
@@ -31,12 +35,14 @@ from leakwatch.checks import (
     check_path,
     check_scores,
 )
+from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import check_filter
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Row
+from leakwatch.reporting.message import GRADIENT
 from leakwatch.scores import Scoring, resolve
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY, PriorName, check_prior
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver, check_solver
@@ -75,7 +81,9 @@ class RecordingCallback(Callback, Probing):
         data_range: float | None = None,
         mean: Channels | None = None,
         std: Channels | None = None,
-        criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+        criterion: Literal["training_step"]
+        | Callable[[nn.Module, Tensor, Tensor], Tensor]
+        | None = None,
         dtype: str = "float32",
         max_memory: float = DEFAULT_MAX_MEMORY,
         seed: int = 0,
@@ -88,6 +96,8 @@ class RecordingCallback(Callback, Probing):
     ) -> None:
         super().__init__()
         check_dtype(dtype)
+        if criterion == "training_step" and self.message is GRADIENT:
+            criterion = training_step_losses
         check_function(
             "criterion",
             criterion,
@@ -103,7 +113,7 @@ class RecordingCallback(Callback, Probing):
         self.mean: tuple[float, ...] | None
         self.std: tuple[float, ...] | None
         self.mean, self.std = check_channels(mean, std)
-        self.criterion = criterion
+        self.criterion = cast(Criterion | None, criterion)
         self.dtype = dtype
         self.max_memory = check_number("max_memory", max_memory, example=2048)
         self.products = check_integer("products", products, example=100)
@@ -121,6 +131,7 @@ class RecordingCallback(Callback, Probing):
         self._loaded: Progress | None = None
         self._session: ProbeSession | None = None
         self._ended = ("", 0)
+        self._defended_by_hand = False
 
     @property
     def scoring(self) -> Scoring:
@@ -233,9 +244,29 @@ class RecordingCallback(Callback, Probing):
                 natural,
                 defense=next((d.arguments() for d in defenses), None),
             )
+        self._defended_by_hand = bool(defenses) and not pl_module.automatic_optimization
         self._probes = self._session.probes
         if step == 0 and self._progress.epoch_asked < 0:
             self._ask(trainer, pl_module, epoch=0)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Forms, for the first steps, the gradient that the criterion would share."""
+        if self._comparison is not None:
+            self._comparison.before(trainer, pl_module, batch)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compares it before a defense acts in manual optimisation."""
+        if self._comparison is not None and self._defended_by_hand:
+            self._comparison.look(trainer, pl_module, None)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Compares it with the gradient that training shares."""
+        if self._comparison is not None:
+            self._comparison.look(trainer, pl_module, optimizer)
 
     def on_train_batch_end(
         self,
@@ -246,6 +277,8 @@ class RecordingCallback(Callback, Probing):
         batch_idx: int,
     ) -> None:
         """Probes after the last batch of an epoch, before validation."""
+        if self._comparison is not None:
+            self._comparison.after(trainer, pl_module)
         ended = trainer.is_last_batch
         self._ask(
             trainer, pl_module, epoch=trainer.current_epoch + 1 if ended else None
@@ -285,6 +318,10 @@ class RecordingCallback(Callback, Probing):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where the checkpoint was made."""
         self._loaded = Progress.from_state(state_dict)
+
+    @property
+    def _comparison(self) -> TrainingComparison | None:
+        return None if self._session is None else self._session.comparison
 
     # -- what the hooks do -----------------------------------------------------------
 
@@ -332,6 +369,7 @@ class ProbeCallback(RecordingCallback):
         name: str,
         at_start: bool,
         prior: PriorName | GaussianPrior | None = None,
+        prepare: Callable[[Tensor], Tensor] | None = None,
         target_psnr: float = 20.0,
         solver: str = "auto",
         products: int = DEFAULT_PRODUCTS,
@@ -363,7 +401,11 @@ class ProbeCallback(RecordingCallback):
             check_filter(parameters)
         check_prior(prior, self.prior_std)
         self.prior: PriorName | GaussianPrior | None = prior
+        check_function(
+            "prepare", prepare, "from a batch of inputs to what the network gets"
+        )
         self.given = probes
+        self.prepare = prepare
         self.target_psnr = check_number(
             "target_psnr", target_psnr, "(-inf, inf)", example=20.0
         )
@@ -380,6 +422,7 @@ class ProbeCallback(RecordingCallback):
             target_psnr=self.target_psnr,
             solver=self.solver,
             parameters=self.parameters,
+            prepare=self.prepare,
         )
 
     def settled(self) -> dict[str, Any]:
@@ -417,6 +460,27 @@ class ProbeCallback(RecordingCallback):
             std=self.std,
             data_range=self.data_range,
             indices=indices,
+        )
+
+    def preparation(
+        self, source: SampleSource, probes: ProbeSet
+    ) -> tuple[Prepare | None, str]:
+        """As stated, or what the run does to batches of the data set that it reads."""
+        if self.prepare is not None or isinstance(self.given, ProbeSet):
+            return self.prepare, ""
+        return source.preparation(probes)
+
+    def comparison(
+        self, gradients: GradientMap, probes: ProbeSet, why: str, tell: Warn
+    ) -> TrainingComparison:
+        """What compares the first steps of training with what is scored."""
+        return TrainingComparison(
+            gradients,
+            probes.x,
+            given=self.prepare is not None,
+            losses=self.criterion is not training_step_losses,
+            why=why,
+            tell=tell,
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

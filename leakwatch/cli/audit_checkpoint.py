@@ -49,8 +49,10 @@ def audit_checkpoint(
         subject = cli.subject(None if record is None else record.name)
         if checkpoint is not None:
             load_weights(subject.module, checkpoint)
+        subject.move_to(options.device)
         recorded = record.probes_of(split) if record is not None else None
-        probes, note = draw(subject, checkpoint, split, options.probes, recorded)
+        drawn = draw(subject, checkpoint, split, options.probes, recorded)
+        probes, prepare, notes = drawn
         subject.monitor.subject = cli.described(
             command,
             split=split,
@@ -63,14 +65,13 @@ def audit_checkpoint(
                 "sha256": checkpoint.sha256,
             },
         )
-        for sentence in filter(None, (subject.note, note)):
+        for sentence in filter(None, (subject.note, *notes)):
             print(sentence)
-        subject.move_to(options.device)
         epoch, step = (
             (0, 0) if checkpoint is None else (checkpoint.epoch, checkpoint.step)
         )
         # All as the callback has it during training, but for the Trainer.
-        run = ProbeRun(subject.monitor, subject.module, probes, warn=_say)
+        run = ProbeRun(subject.monitor, subject.module, probes, _say, prepare)
         share = run.measure(epoch, step)
     if share.error and not any(row.usable for row in share.rows):
         raise RuntimeError(f"the samples can't be scored: {share.error}")

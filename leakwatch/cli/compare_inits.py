@@ -16,7 +16,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_dtype
 from leakwatch.cli.audit import add_places
 from leakwatch.cli.checkpoint import free_directory
-from leakwatch.cli.subject import Subject, SubjectCLI, draw
+from leakwatch.cli.subject import Subject, SubjectCLI, draw_unprepared
 from leakwatch.cli.tables import say_where
 from leakwatch.cli.training import quiet
 from leakwatch.models.initialization import Initializer
@@ -134,7 +134,7 @@ def _measure(
     cli: CompareCLI, subject: Subject, device: str | None
 ) -> InitializationComparison:
     asked = cli.compare
-    probes, _ = draw(subject, None, asked.split, asked.samples)
+    probes = draw_unprepared(subject, asked.split, asked.samples)
     subject.move_to(device)
     return compare_initializations(
         subject.module,

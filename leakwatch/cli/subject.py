@@ -16,6 +16,7 @@ from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
 from leakwatch.cli.training import ConfiguredCLI
+from leakwatch.derivatives import Prepare
 from leakwatch.probes import ProbeSet
 
 
@@ -156,7 +157,7 @@ def draw(
     split: Literal["train", "val"],
     count: int | None,
     recorded: Mapping[str, Any] | None = None,
-) -> tuple[ProbeSet, str]:
+) -> tuple[ProbeSet, Prepare | None, list[str]]:
     """Draw the samples to score.
 
     Those of the training split are the ones that the run watched, if the checkpoint
@@ -170,7 +171,8 @@ def draw(
         recorded: What a record that is repeated says about its samples.
 
     Returns:
-        The samples, and what the user should know about them, or nothing.
+        The samples, what becomes of them before the network gets them, and what the
+        user should know about both.
 
     Raises:
         TypeError: There is no map-style data set to draw from.
@@ -181,25 +183,52 @@ def draw(
         data.prepare_data()
         data.setup("fit")
     if isinstance(monitor.given, ProbeSet):
-        return monitor.given, ""
+        return monitor.given, monitor.prepare, []
     training = split == "train"
     source = SampleSource(
-        data.train_dataloader() if training else data.val_dataloader(), data, training
+        data.train_dataloader() if training else data.val_dataloader(),
+        data,
+        training,
+        module=subject.module,
     )
     saved = {} if checkpoint is None else checkpoint.callbacks
     # An attack may ask about a run that was watched, but never attacked.
     state = recorded or saved.get(monitor.state_key) or _of_a_monitor(saved)
     wanted = monitor.given if count is None else count
     watched = state.get("indices") if training or recorded else None
-    if watched is None or len(watched) != wanted:
-        return monitor.draw(source, n=wanted), ""
-    probes = monitor.draw(source, watched)
-    if probes.fingerprint() != state.get("fingerprint"):
-        return probes, (
+    again = watched is not None and len(watched) == wanted
+    probes = monitor.draw(source, watched if again else None, n=wanted)
+    prepare, why = monitor.preparation(source, probes)
+    notes = [f"Samples don't go through all that training does: {why}."] if why else []
+    if again and probes.fingerprint() != state.get("fingerprint"):
+        notes.append(
             "The samples are not those that the run watched under the same indices: "
             "the config's data or normalisation is another."
         )
-    return probes, ""
+    return probes, prepare, notes
+
+
+def draw_unprepared(
+    subject: Subject, split: Literal["train", "val"], count: int | None
+) -> ProbeSet:
+    """Draw samples for a study, which gives them to the network as they are.
+
+    Args:
+        subject: As in `draw`.
+        split: The same.
+        count: The same.
+
+    Raises:
+        ValueError: Training prepares its batches; or as `draw`.
+    """
+    probes, prepare, _ = draw(subject, None, split, count)
+    if prepare is not None:
+        raise ValueError(
+            "this command gives samples to the network as the data set has them, but "
+            "a collate function, a transfer hook or prepare= changes batches; do that "
+            "in the data set's transform."
+        )
+    return probes
 
 
 def _class_of(entry: Any) -> type:

@@ -16,7 +16,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer
 from leakwatch.cli.audit import add_places
 from leakwatch.cli.checkpoint import free_directory
-from leakwatch.cli.subject import Subject, SubjectCLI, draw
+from leakwatch.cli.subject import Subject, SubjectCLI, draw_unprepared
 from leakwatch.cli.tables import say_where
 from leakwatch.cli.trade_training import (
     LightningTraining,
@@ -179,7 +179,7 @@ def compare_defenses(argv: list[str]) -> None:
 
 def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
     asked = cli.trade
-    probes, _ = draw(subject, None, asked.split, asked.samples)
+    probes = draw_unprepared(subject, asked.split, asked.samples)
     module, data = subject.module, subject.data
     subject.move_to(device)
     own = data if isinstance(data, LightningDataModule) else None
@@ -227,6 +227,7 @@ def _partners(subject: Subject, probes: ProbeSet) -> tuple[Tensor, Tensor]:
     """Training samples to mix with, none of which is attacked."""
     # Sized, or no sample could have been drawn.
     size = len(cast(Sized, subject.data.train_dataloader().dataset))
-    candidates, _ = draw(subject, None, "train", min(size, _PARTNERS + len(probes)))
+    count = min(size, _PARTNERS + len(probes))
+    candidates = draw_unprepared(subject, "train", count)
     mine = torch.stack([(candidates.x == x).flatten(1).all(1) for x in probes.x]).any(0)
     return candidates.x[~mine], candidates.y[~mine]

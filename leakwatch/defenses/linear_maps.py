@@ -210,6 +210,7 @@ def mapped(gradients: GradientMap, through: LinearMap) -> GradientMap:
     return GradientMap(
         module,
         gradients.criterion,
+        prepare=gradients.prepare,
         parameters="phi",
         dtype=gradients.dtype,
         chunk_size=gradients.chunk_size,

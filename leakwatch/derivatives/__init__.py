@@ -22,6 +22,7 @@ from __future__ import annotations
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.runtime import (
     Criterion,
+    Prepare,
     UnsupportedModuleError,
     Weights,
     underlying,
@@ -32,6 +33,7 @@ __all__ = [
     "Criterion",
     "GradientMap",
     "Path",
+    "Prepare",
     "UnsupportedModuleError",
     "Weights",
     "underlying",

@@ -63,6 +63,9 @@ class GradientMap(DifferentiableNetwork):
             ``(batch,)``. Default: accurate cross-entropy of ``module(x)``. A criterion
             that is an ``nn.Module`` takes part with its own parameters, after those of
             ``module``; tensors that it closes over are constants.
+        prepare: what becomes of a batch of inputs before the network gets it, such as a
+            normalisation that training applies to batches: a differentiable function of
+            ``(batch, ...)``. Derivatives are in what goes into it. Default: nothing.
         parameters: which of the parameters that require gradients are shared: names,
             patterns (``"fc"``, ``["head.*", "*.bias"]``) or a function of name and
             parameter. Default: all.
@@ -76,6 +79,7 @@ class GradientMap(DifferentiableNetwork):
     Attributes:
         module: the eager module.
         criterion: the criterion.
+        prepare: as given.
         dtype: the arithmetic.
         chunk_size: as given.
         formed: weights that don't come apart as ``layers.taps``

@@ -16,6 +16,7 @@ from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter, matching
 from leakwatch.derivatives.runtime import (
     Criterion,
+    Prepare,
     SampleLoss,
     Weights,
     as_evaluated,
@@ -42,6 +43,7 @@ class DifferentiableNetwork:
         module: nn.Module,
         criterion: Criterion | None = None,
         *,
+        prepare: Prepare | None = None,
         parameters: ParameterFilter | None = None,
         dtype: torch.dtype = torch.float32,
         path: Path = "auto",
@@ -69,7 +71,8 @@ class DifferentiableNetwork:
         self.formed: set[str] = set()
         self.together = True
         self.unrecorded = ""
-        self._loss = SampleLoss(module, self.criterion)
+        self.prepare = prepare
+        self._loss = SampleLoss(module, self.criterion, prepare)
         if parameters is not None:
             with as_evaluated(self._loss):
                 by_full_name = dict(self._loss.named_parameters())
@@ -126,6 +129,7 @@ class DifferentiableNetwork:
             other = type(self)(
                 self.module,
                 self.criterion,
+                prepare=self.prepare,
                 dtype=dtype,
                 path=self.path,
                 chunk_size=self.chunk_size,
@@ -153,6 +157,7 @@ class DifferentiableNetwork:
         other = type(self)(
             self.module,
             criterion,
+            prepare=self.prepare,
             dtype=self.dtype if dtype is None else dtype,
             path=self._path,
             chunk_size=self.chunk_size,
@@ -169,7 +174,7 @@ class DifferentiableNetwork:
         Returns:
             A loss that shares what this map shares, with the caches found so far.
         """
-        loss = SampleLoss(self.module, criterion)
+        loss = SampleLoss(self.module, criterion, self.prepare)
         if self._loss.only is not None:
             # By what they are: a criterion's parameters have other names in another.
             with as_evaluated(self._loss), as_evaluated(loss):

@@ -38,6 +38,7 @@ class RunFacts:
             pixel variance of the data, R², so it is 20 log₁₀(data range / R).
         notes: Caveats that were found while the model was measured.
         assumed: What predictions take for granted that the run does not do.
+        training: How what training shares differs from what is scored.
     """
 
     model: str
@@ -48,6 +49,7 @@ class RunFacts:
     floor: float | None
     notes: tuple[str, ...]
     assumed: tuple[str, ...]
+    training: tuple[str, ...]
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Self:
@@ -78,6 +80,7 @@ class RunFacts:
             floor=20 * math.log10(span / prior) if prior and span else None,
             notes=_texts(metadata.get("notes")),
             assumed=_texts(metadata.get("assumed")),
+            training=_texts(metadata.get("training")),
         )
 
     def class_label(self, label: int | None) -> str:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.checks import check_number
-from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import (
     Channels,
@@ -71,6 +71,7 @@ class Scoring:
         dtype: of gradients and scores.
         max_memory: MiB for the Jacobian of one sample.
         products: most products with it for each task.
+        prepare: what becomes of inputs before the network gets them.
 
     Raises:
         TypeError: for anything but numbers.
@@ -91,6 +92,7 @@ class Scoring:
     dtype: torch.dtype = torch.float32
     max_memory: float = DEFAULT_MAX_MEMORY
     products: int = DEFAULT_PRODUCTS
+    prepare: Prepare | None = None
 
     def __post_init__(self) -> None:
         check_solver(self.solver)
@@ -107,7 +109,11 @@ class Scoring:
             module: the network.
         """
         return GradientMap(
-            module, self.criterion, parameters=self.parameters, dtype=self.dtype
+            module,
+            self.criterion,
+            prepare=self.prepare,
+            parameters=self.parameters,
+            dtype=self.dtype,
         )
 
     def settings(
@@ -245,6 +251,7 @@ def score(
     target_psnr: float = 20.0,
     influence_steps: int = 1,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float32,
@@ -286,6 +293,8 @@ def score(
             8 are closer to attacks where noise moves images far (ReLU networks, and
             samples that a trained network gets wrong), at 8 times the cost.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
+        prepare: what becomes of a batch of inputs before the network gets it, a
+            differentiable function; scores are about ``x`` as it goes in.
         parameters: which parameters are shared, if not all that require gradients:
             names, patterns (``"fc"``, ``["head.*", "*.bias"]``) or a function of name
             and parameter.
@@ -329,6 +338,7 @@ def score(
         target_psnr=target_psnr,
         influence_steps=influence_steps,
         criterion=criterion,
+        prepare=prepare,
         parameters=parameters,
         solver=solver,
         dtype=dtype,

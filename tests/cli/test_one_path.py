@@ -34,6 +34,10 @@ def tempered(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module(x) / 2, y, reduction="none")
 
 
+def brightened(x: Tensor) -> Tensor:
+    return 1.5 * x
+
+
 def halved(gradients: Tensor) -> Tensor:
     return gradients / 2
 
@@ -50,6 +54,7 @@ COMMON: dict[str, Any] = {
     "std": [0.3],
     "target_psnr": 17.0,
     "criterion": "test_one_path.tempered",
+    "prepare": "test_one_path.brightened",
     "dtype": "float64",
     "max_memory": 512.0,
     "products": 40,
@@ -75,8 +80,9 @@ AUDIT = {
     "perturb": "test_one_path.halved",
     "time_limit": 100.0,
 }
-#: Of the ledger and its metadata: what is the record's own, or a time.
-OWN = {"created", "run", "position", "subject"}
+#: Of the ledger and its metadata: what is the record's own, or a time, or was seen
+#: while it trained.
+OWN = {"created", "run", "position", "subject", "training"}
 TIMES = ("seconds", "time_fraction")
 
 
@@ -153,6 +159,7 @@ def test_score_gives_what_the_monitor_records() -> None:
         "data_range": 2.0,
         "target_psnr": 17.0,
         "criterion": tempered,
+        "prepare": brightened,
         "parameters": "*3*",
         "solver": "lanczos",
         "max_memory": 512.0,

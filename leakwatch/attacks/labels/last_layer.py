@@ -196,7 +196,8 @@ def _run(
     heads: dict[str, nn.Linear] = {}
     for part in torch.split(guesses.to(dtype), _CHUNK):
         with _recorded(gradients) as seen:
-            out: object = gradients.module(part)
+            prepare = gradients.prepare or (lambda x: x)
+            out: object = gradients.module(prepare(part))
         made = [
             (name, layer, inputs)
             for name, layer, inputs, output in seen

@@ -328,7 +328,7 @@ class LayerwisePath:
 
     def _losses(self, batch: Tensor, y: Tensor) -> Tensor:
         if self._settled:
-            return self._loss.criterion(self._loss.module, batch, y)
+            return self._loss.losses(batch, y)
         return self._loss.batch(self._tensors(), batch, y)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -117,7 +117,11 @@ def with_weights(gradients: GradientMap, w: Float[Tensor, " d_theta"]) -> Gradie
         for name, part in zip(sizes, torch.split(w, list(sizes.values())), strict=True):
             named[name].copy_(part.view_as(named[name]))
     return GradientMap(
-        module, gradients.criterion, parameters=list(sizes), dtype=gradients.dtype
+        module,
+        gradients.criterion,
+        prepare=gradients.prepare,
+        parameters=list(sizes),
+        dtype=gradients.dtype,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 
 from lightning.pytorch import LightningModule
@@ -20,7 +20,7 @@ __all__ = ["observing"]
 
 
 @contextmanager
-def observing(module: nn.Module) -> Iterator[None]:
+def observing(module: nn.Module, *, plainly: bool = True) -> Iterator[None]:
     """Let the body use `module` freely and undo everything that it does to it.
 
     Restored, also after an exception:
@@ -45,6 +45,8 @@ def observing(module: nn.Module) -> Iterator[None]:
 
     Args:
         module: any module; submodules held in plain lists count as well.
+        plainly: whether arithmetic settings are set inside; ``False`` leaves those of
+            training.
 
     Raises:
         TypeError: `module` is not an `nn.Module`.
@@ -71,7 +73,8 @@ def observing(module: nn.Module) -> Iterator[None]:
             )
     kinds = [tensor.device.type for _, tensor in tensors]
     device_type = next((kind for kind in kinds if kind != "cpu"), "cpu")
-    with isolated_rng(), plain_arithmetic(device_type):
+    arithmetic = plain_arithmetic(device_type) if plainly else nullcontext()
+    with isolated_rng(), arithmetic:
         before = Snapshot(module)
         try:
             before.set_gradients_aside()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TypedDict, TypeVar, get_args, get_type_hints
+from typing import Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
@@ -26,7 +26,9 @@ class RecordOptions(TypedDict, total=False):
     data_range: float | None
     mean: Channels | None
     std: Channels | None
-    criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None
+    criterion: (
+        Literal["training_step"] | Callable[[nn.Module, Tensor, Tensor], Tensor] | None
+    )
     dtype: str
     max_memory: float
     seed: int
@@ -42,6 +44,7 @@ class ProbeOptions(RecordOptions, total=False):
     """The same of every callback that watches fixed probes."""
 
     prior: PriorName | GaussianPrior | None
+    prepare: Callable[[Tensor], Tensor] | None
     target_psnr: float
     solver: str
     products: int

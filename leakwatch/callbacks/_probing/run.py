@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, final
 
 import torch
@@ -18,11 +19,12 @@ from leakwatch.callbacks._probing.step import (
     merge_rows,
     merge_spectra,
 )
+from leakwatch.callbacks._probing.training_gradient import TrainingComparison
 from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks._recording.described import described as in_words
 from leakwatch.callbacks._recording.recorder import Recorder, Warn
 from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
-from leakwatch.derivatives import GradientMap, UnsupportedModuleError
+from leakwatch.derivatives import GradientMap, Prepare, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Quantity, Row
 from leakwatch.reporting.message import GRADIENT, Message
@@ -76,6 +78,37 @@ class Probing(ABC):
             ValueError: if its samples can't be probed.
         """
 
+    def preparation(
+        self, source: SampleSource, probes: ProbeSet
+    ) -> tuple[Prepare | None, str]:
+        """What becomes of probes before the network gets them.
+
+        Args:
+            source: the data of the run.
+            probes: the samples.
+
+        Returns:
+            A function of a batch of inputs, ``None`` for nothing; and why probes don't
+            go through what training does to batches, empty if they do.
+        """
+        return None, ""
+
+    def comparison(
+        self, gradients: GradientMap, probes: ProbeSet, why: str, tell: Warn
+    ) -> TrainingComparison | None:
+        """What compares the first steps of training with what is scored.
+
+        Args:
+            gradients: what is scored.
+            probes: the samples.
+            why: from :meth:`preparation`.
+            tell: told, under a key, what differs.
+
+        Returns:
+            ``None`` where training shares something else than gradients.
+        """
+        return None
+
     def examine(  # noqa: B027 (most measurements refuse nothing)
         self, module: nn.Module, gradients: GradientMap, probes: ProbeSet
     ) -> None:
@@ -128,9 +161,12 @@ class ProbeRun:
         module: the network, on its device.
         probes: the samples.
         warn: told what went wrong without stopping anything.
+        prepare: what becomes of probes before the network gets them, instead of what
+            the arguments say about it.
 
     Attributes:
         probes: as given.
+        gradients: the map from a probe to the gradient that it would share.
         settings: noise, prior and pixels that the scores assume.
 
     Raises:
@@ -140,7 +176,12 @@ class ProbeRun:
     """
 
     def __init__(
-        self, probing: Probing, module: nn.Module, probes: ProbeSet, warn: Warn
+        self,
+        probing: Probing,
+        module: nn.Module,
+        probes: ProbeSet,
+        warn: Warn,
+        prepare: Prepare | None = None,
     ) -> None:
         self.probes = probes
         self.settings = probing.scoring.settings(
@@ -152,9 +193,12 @@ class ProbeRun:
         self._probing = probing
         self._module = module
         self._warn = warn
-        self._gradients = checked_map(probing.scoring, module, probes)
+        scoring = probing.scoring
+        if prepare is not None:
+            scoring = replace(scoring, prepare=prepare)
+        self.gradients = checked_map(scoring, module, probes)
         self._try_one_gradient()
-        probing.examine(module, self._gradients, probes)
+        probing.examine(module, self.gradients, probes)
 
     def measure(
         self, epoch: int, step: int, *, rank: int = 0, world_size: int = 1
@@ -170,7 +214,7 @@ class ProbeRun:
         return self._probing.measure(
             ProbeStep(
                 self._module,
-                self._gradients,
+                self.gradients,
                 self.probes,
                 self.settings,
                 epoch,
@@ -272,9 +316,7 @@ class ProbeRun:
         place = device_of(self._module)
         with observing(self._module):
             try:
-                self._gradients(
-                    self.probes.x[:2].to(place), self.probes.y[:2].to(place)
-                )
+                self.gradients(self.probes.x[:2].to(place), self.probes.y[:2].to(place))
             except UnsupportedModuleError:
                 raise
             except Exception as error:

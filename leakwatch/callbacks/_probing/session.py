@@ -72,8 +72,14 @@ class ProbeSession:
         self._unoffered = bool(progress.latest)
         self.rows: list[Row] = []
         self._pictures_due = probing.log_images
-        self.probes = self._drawn(trainer)
-        self._run = ProbeRun(probing, module, self.probes, self._warn)
+        self._recorder: Recorder | None = None
+        source = SampleSource.of(trainer)
+        self.probes = self._drawn(source)
+        prepare, why = probing.preparation(source, self.probes)
+        self._run = ProbeRun(probing, module, self.probes, self._warn, prepare)
+        self.comparison = probing.comparison(
+            self._run.gradients, self.probes, why, self._tell
+        )
         self._recorder = self._opened(trainer, natural, defense)
 
     @property
@@ -160,6 +166,8 @@ class ProbeSession:
     def finish(self, trainer: Trainer) -> None:
         """Writes the report about everything recorded so far."""
         self._progress.elapsed = self.elapsed
+        if self.comparison is not None:
+            self.comparison.finish()
         if self._recorder is None:
             return
         path = self._recorder.finish(
@@ -173,9 +181,9 @@ class ProbeSession:
 
     # -- at the start ----------------------------------------------------------------
 
-    def _drawn(self, trainer: Trainer) -> ProbeSet:
+    def _drawn(self, source: SampleSource) -> ProbeSet:
         progress = self._progress
-        probes = self._probing.draw(SampleSource.of(trainer), progress.indices or None)
+        probes = self._probing.draw(source, progress.indices or None)
         fingerprint = probes.fingerprint()
         if progress.fingerprint not in ("", fingerprint):
             self._warn(
@@ -244,6 +252,12 @@ class ProbeSession:
                 rows, self._probing.describe(), self._run.settings.noise_std
             )
             say(trainer, text)
+
+    def _tell(self, key: str, text: str) -> None:
+        """Warns, and says it beside the headline."""
+        self._warn(key, text)
+        if self._recorder is not None:
+            self._recorder.say_beside(text)
 
     def _warn(self, key: str, text: str) -> None:
         if key not in self._warned:

@@ -8,12 +8,16 @@ from functools import partial
 from typing import Any, Self, final
 
 import numpy as np
-from lightning.pytorch import Trainer
+import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from leakwatch.callbacks._probing.distributed import gather
-from leakwatch.normalization import Channels
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.preparation import found_preparation
+from leakwatch.derivatives import Prepare
+from leakwatch.normalization import Channels, to_pixels
 from leakwatch.probes import ProbeSet
 from leakwatch.probes.samplers import sampled_items
 
@@ -36,12 +40,14 @@ class SampleSource:
             count, or an object like it.
         training: whether these are the training samples, which ``probe_dataset`` holds.
         gathered: what every process gives, in order of rank.
+        module: what is trained, whose hooks prepare batches; ``None`` for none.
     """
 
     loaders: Any
     datamodule: Any
     training: bool = True
     gathered: Callable[[Any], list[Any]] = field(default=lambda mine: [mine])
+    module: LightningModule | None = None
 
     @classmethod
     def of(cls, trainer: Trainer) -> Self:
@@ -54,6 +60,28 @@ class SampleSource:
             trainer.train_dataloader,
             getattr(trainer, "datamodule", None),
             gathered=partial(gather, trainer),
+            module=trainer.lightning_module,
+        )
+
+    def preparation(self, probes: ProbeSet) -> tuple[Prepare | None, str]:
+        """What becomes of probes before the training step gets them.
+
+        Args:
+            probes: as the data set has them.
+
+        Returns:
+            As :func:`found_preparation`.
+        """
+        if self.module is None:
+            return None, ""
+        place = next(self.module.parameters()).device
+        loaders = list(_loaders(self.loaders))
+        return found_preparation(
+            self.module,
+            self.datamodule,
+            loaders[0] if len(loaders) == 1 else None,
+            probes.x.to(place),
+            probes.y.to(place),
         )
 
 
@@ -121,7 +149,8 @@ def training_probes(
     among = None if None in parts else sorted(set().union(*parts))
     try:
         probes = draw(dataset, indices)
-        if stated and mean is not None and _in_unit_range(probes):
+        untouched = stated and _in_unit_range(probes)
+        if mean is not None and (untouched or _normalised_later(source, probes)):
             # Normalised images of a whole data set leave [0, 1]: these are not.
             mean = std = None
             probes = draw(dataset, probes.index)
@@ -178,6 +207,17 @@ def _loaders(source: Any) -> Iterator[Any]:
 
 def _in_unit_range(probes: ProbeSet) -> bool:
     return bool(probes.x.amin() >= 0 and probes.x.amax() <= 1)
+
+
+def _normalised_later(source: SampleSource, probes: ProbeSet) -> bool:
+    """Whether ``mean`` and ``std`` are those of a hook that normalises batches."""
+    prepare, _ = source.preparation(probes)
+    if prepare is None or source.module is None:
+        return False
+    raw = probes.x.to(next(source.module.parameters()).device)
+    with observing(source.module), torch.no_grad():
+        undone = to_pixels(prepare(raw.clone()).double(), probes.mean, probes.std)
+    return undone.shape == raw.shape and torch.allclose(undone, raw.double(), atol=1e-3)
 
 
 def _unaugmented(datamodule: Any, dataset: Any) -> Any:

@@ -83,6 +83,17 @@ class Recorder:
         """Number of parts in the ledger."""
         return 0 if self._ledger is None else self._ledger.position
 
+    def say_beside(self, text: str) -> None:
+        """Adds a sentence to those that stand beside the headline of the report."""
+        said = self._metadata.get("training", [])
+        if self._ledger is None or text in said:
+            return
+        self._metadata["training"] = [*said, text]
+        try:
+            self._ledger.write_metadata(self._metadata)
+        except Exception as error:
+            self._warn("ledger", f"a caution was not recorded: {error}")
+
     def append(
         self,
         rows: Sequence[Row],

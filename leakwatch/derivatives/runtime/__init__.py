@@ -12,10 +12,16 @@ from leakwatch.derivatives.runtime.modules import (
     check_module,
     underlying,
 )
-from leakwatch.derivatives.runtime.sample_loss import Criterion, SampleLoss, Weights
+from leakwatch.derivatives.runtime.sample_loss import (
+    Criterion,
+    Prepare,
+    SampleLoss,
+    Weights,
+)
 
 __all__ = [
     "Criterion",
+    "Prepare",
     "SampleLoss",
     "UnsupportedModuleError",
     "Weights",

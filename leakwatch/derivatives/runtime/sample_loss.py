@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from leakwatch.derivatives.runtime.restore import Snapshot
 from leakwatch.derivatives.runtime.weight_caches import Caches
 
-__all__ = ["Criterion", "PlainTensors", "SampleLoss", "Weights"]
+__all__ = ["Criterion", "PlainTensors", "Prepare", "SampleLoss", "Weights"]
 
 Criterion: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Prepare: TypeAlias = Callable[[Tensor], Tensor]
 _Own: TypeAlias = dict[tuple[int, str], tuple[dict[str, Any], Tensor]]
 
 
@@ -68,6 +69,8 @@ class SampleLoss(nn.Module):
         module: the network.
         criterion: one loss per sample. When it is itself a module, its parameters are
             trained and shared like those of the network.
+        prepare: what becomes of a batch of inputs before the criterion gets it, a
+            differentiable function; ``None``: nothing.
 
     Attributes:
         tensors: those of the module that are neither parameters nor buffers.
@@ -75,10 +78,14 @@ class SampleLoss(nn.Module):
         only: names of the parameters that may be shared; ``None`` for all.
     """
 
-    def __init__(self, module: nn.Module, criterion: Criterion) -> None:
+    def __init__(
+        self, module: nn.Module, criterion: Criterion, prepare: Prepare | None = None
+    ) -> None:
         super().__init__()
         self.module = module
         self.criterion = criterion
+        # Not a submodule: what prepares a batch shares no parameters.
+        vars(self)["prepare"] = prepare
         # Registry and name → what was there before an evaluation put something else.
         self._held: _Own | None = None
         self.tensors = PlainTensors()
@@ -95,7 +102,7 @@ class SampleLoss(nn.Module):
         self.caches.empty()
         self.tensors.copy(self.module)
         try:
-            loss: object = self.criterion(self.module, x, y)
+            loss: object = self.losses(x, y)
         finally:
             self.caches.look()
             before.restore()
@@ -110,6 +117,11 @@ class SampleLoss(nn.Module):
                 f"({len(y)},), but returned {returned}; use reduction='none'."
             )
         return loss
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """What the criterion returns; nothing is checked or undone."""
+        prepare: Prepare | None = vars(self)["prepare"]
+        return self.criterion(self.module, prepare(x) if prepare else x, y)
 
     def sample(
         self,

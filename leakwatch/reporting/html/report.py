@@ -122,7 +122,7 @@ def _render(ledger: RiskLedger) -> str:
         links=[Link(section.anchor, section.title) for section in sections],
         lead=make_lead(table, headline, facts),
         attacked=make_attack_lead(everything),
-        care=_sentences(*facts.assumed, unexplained(everything)),
+        care=_sentences(*facts.training, *facts.assumed, unexplained(everything)),
         summary=make_cards(table, headline, facts, pictures),
         strip=make_strip(headline, facts),
         notices=make_notices(

@@ -1,0 +1,406 @@
+"""Whether what training shares is what is scored: its gradient, and its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.preparation import samples_of
+from leakwatch.callbacks._recording.recorder import Warn
+from leakwatch.derivatives import GradientMap, Prepare, underlying
+from leakwatch.derivatives.runtime import SampleLoss, as_evaluated
+from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.status import describe_error
+
+__all__ = ["TrainingComparison", "Verdict", "inputs_differ", "verdict"]
+
+# Messages, counted from the first of a fit(), whose gradients are compared: some, since
+# two losses can agree where weights are zero, and where training is not begun.
+_COMPARED = (0, 1, 3, 10, 30, 100)
+# Shares of a gradient's norm that rounding may change, below a scale by which anybody
+# would multiply a loss.
+_ROUNDING, _ROUNDING_HALF = 0.01, 0.1
+# Two draws of dropout are apart by their spread; few are by twice that.
+_SPREAD = 2.0
+# Spreads between images by which the averages of probes and of a batch may differ.
+_FAR, _FAR_BY_CHANCE = 1.5, 6.0
+
+# Below this loss torch's cross-entropy leaves its float32 gradient too few digits.
+_CONFIDENT = 1e-3
+# Factors are the same if they differ by less.
+_SAME = 0.03
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """How the gradient of training compares with that of the criterion.
+
+    Attributes:
+        agrees: whether they are equal up to ``factor``.
+        factor: by which training's is longer.
+        gap: share of its norm that no factor explains.
+    """
+
+    agrees: bool
+    factor: float
+    gap: float
+
+
+def verdict(training: Tensor, ours: Tensor, rounding: float, spread: float) -> Verdict:
+    """Compares two gradients.
+
+    Args:
+        training: the gradient that an optimiser consumes, ``(n,)``.
+        ours: that of the criterion on the same batch, ``(n,)``.
+        rounding: share of its norm by which it may be off.
+        spread: norm of the difference of two draws of ours, for a network that draws.
+
+    Example:
+        >>> g = torch.tensor([3.0, 4.0])
+        >>> verdict(2 * g, g, 0.01, 0.0)
+        Verdict(agrees=True, factor=2.0, gap=0.0)
+        >>> verdict(g.flip(0), g, 0.01, 0.0).agrees
+        False
+    """
+    length, own = (float(g.double().norm()) for g in (training, ours))
+    if length == 0 or own == 0:
+        return Verdict(length == own, 1.0, float(length != own))
+    factor = length / own
+    gap = float((training.double() - factor * ours.double()).norm())
+    off = rounding * length + _SPREAD * spread * factor
+    if abs(length - own) <= off:
+        factor = 1.0
+    return Verdict(gap <= off, factor, gap / length)
+
+
+def inputs_differ(probes: Tensor, batch: Tensor) -> str:
+    """What tells the inputs of a batch from those of probes; empty if nothing does.
+
+    Averages and spreads of single images are compared: another normalisation moves
+    them by far more than images differ among each other.
+
+    Args:
+        probes: ``(n, ...)``, as the network gets them.
+        batch: ``(b, ...)``, as the training step gets them.
+    """
+    if probes.shape[1:] != batch.shape[1:]:
+        return (
+            f"the training step gets inputs of shape {tuple(batch.shape[1:])}, and "
+            f"probes have {tuple(probes.shape[1:])}"
+        )
+    ours, theirs = probes.double().flatten(1), batch.double().flatten(1)
+    scale = float(torch.cat([ours.std(1), theirs.std(1)]).nan_to_num().max())
+    chance = _FAR_BY_CHANCE * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    for a, b, least in (
+        (ours.mean(1), theirs.mean(1), 0.02 * scale),
+        *_log_spreads(ours, theirs),
+    ):
+        among = max(float(t.std(correction=0)) for t in (a, b)) + least
+        if abs(float(a.mean() - b.mean())) > max(_FAR, chance) * among:
+            found = [
+                f"{float(t.mean()):.3g} ± {float(t.std(1).mean()):.3g}"
+                for t in (theirs, ours)
+            ]
+            return (
+                f"the training step gets inputs of {found[0]} (mean ± standard "
+                f"deviation), and probes reach the network with {found[1]}"
+            )
+    return ""
+
+
+def _log_spreads(
+    ours: Tensor, theirs: Tensor
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Of each image that is not constant; nothing where all are."""
+    a, b = (t.std(1)[t.std(1) > 0].log() for t in (ours, theirs))
+    if len(a) and len(b):
+        yield a, b, 0.02
+
+
+@final
+class TrainingComparison:
+    """Compares, in the first steps, what training computes with what is scored.
+
+    The criterion's gradient is formed on the batch that the training step is about to
+    get, in the state in which it gets it: modes, random streams, buffers, precision.
+    Nothing of that is left behind. It is compared with the gradient that the optimiser
+    is about to consume.
+
+    Args:
+        gradients: what is scored: module, criterion, preparation of probes.
+        inputs: some probes, as they go into ``gradients``.
+        given: whether the preparation is the user's, and may be what the training step
+            does itself.
+        losses: whether the criterion's loss is comparable: not where it is the training
+            step, which nothing else could be compared with.
+        why: why probes don't go through what training does to batches; empty if they
+            do.
+        tell: told, under a key, what differs.
+    """
+
+    def __init__(
+        self,
+        gradients: GradientMap,
+        inputs: Tensor,
+        *,
+        given: bool,
+        losses: bool,
+        why: str,
+        tell: Warn,
+    ) -> None:
+        self._gradients = gradients
+        self._inputs = inputs
+        self._given = given
+        self._left = bool(losses)
+        self._why = why
+        self._tell = tell
+        self._looked = True  # at the gradient of this batch
+        self._messages = 0
+        self._ours: list[dict[int, Tensor]] = []
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._factors: list[tuple[float, int]] = []
+        self._compared = False
+
+    def before(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        """Forms the criterion's gradient, before the training step has the batch.
+
+        Args:
+            trainer: the trainer.
+            module: what is trained.
+            batch: as the training step gets it.
+        """
+        self._looked = False
+        if self._messages not in _COMPARED:
+            return
+        try:
+            x, y = samples_of(batch)
+            if not self._compared:
+                self._compared = True
+                self._compare_inputs(module, x)
+            if not self._left:
+                return
+            share = 1 / max(trainer.accumulate_grad_batches, 1)
+            self._last = x, y
+            for i, prepare in enumerate(self._ways()):
+                ours = self._gradient(trainer, module, x, y, prepare, share)
+                if i == len(self._ours):
+                    self._ours.append(ours)
+                else:
+                    known = self._ours[i]
+                    self._ours[i] = {
+                        k: g + known[k] for k, g in ours.items() if k in known
+                    }
+        except Exception as error:
+            self._give_up(describe_error(error))
+
+    def look(
+        self, trainer: Trainer, module: LightningModule, optimizer: Optimizer | None
+    ) -> None:
+        """Compares with the gradient that is there now; the first one of a batch.
+
+        Args:
+            trainer: the trainer.
+            module: what is trained.
+            optimizer: which is about to consume it; ``None`` for all parameters.
+        """
+        if self._looked:
+            return
+        self._looked = True
+        self._messages += 1
+        ours, self._ours = self._ours, []
+        if not ours or self._last is None:
+            return
+        try:
+            self._compare(trainer, module, optimizer, ours, *self._last)
+        except Exception as error:
+            self._give_up(describe_error(error))
+        self._last = None
+
+    def after(self, trainer: Trainer, module: LightningModule) -> None:
+        """Looks after a batch of manual optimisation whose step went past Lightning."""
+        if self._looked or module.automatic_optimization:
+            return
+        held = any(p.grad is not None for p in module.parameters())
+        if held:
+            self.look(trainer, module, None)
+        elif self._messages == 0 and self._ours:
+            self._give_up(
+                "no optimiser of Lightning's has taken a step, and no gradient is left"
+            )
+        self._left = False
+        self._ours = []
+
+    def finish(self) -> None:
+        """Says what was waiting for a second look."""
+        if self._factors and self._left:
+            self._tell_factor(*self._factors[-1])
+
+    # -- inputs ----------------------------------------------------------------------
+
+    def _ways(self) -> list[Prepare | None]:
+        """What may be left to do to a batch that the training step gets."""
+        given = self._gradients.prepare if self._given else None
+        return [None] if given is None else [given, None]
+
+    def _compare_inputs(self, module: LightningModule, x: Tensor) -> None:
+        prepare = self._gradients.prepare
+        ours = self._inputs.to(x.device)
+        reach = [ours] if prepare is None or self._given else []
+        if prepare is not None:
+            with observing(module), as_evaluated(module), torch.no_grad():
+                reach.append(prepare(ours.clone()))
+        texts = [inputs_differ(each, x.detach()) for each in reach]
+        if all(texts):
+            because = f" ({self._why})" if self._why else ""
+            self._tell(
+                "inputs",
+                f"{texts[-1]}{because}, so scores are not about what training shares; "
+                f"pass prepare=, a function that does to a batch of inputs what "
+                f"training does to them, or a ProbeSet of inputs that are prepared",
+            )
+
+    # -- gradients -------------------------------------------------------------------
+
+    def _gradient(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        x: Tensor,
+        y: Tensor,
+        prepare: Prepare | None,
+        share: float,
+    ) -> dict[int, Tensor]:
+        """The criterion's mean gradient as training forms it, by id of parameter."""
+        inner = underlying(module)
+        loss = SampleLoss(inner, self._gradients.criterion, prepare)
+        modes = [(part, part.training) for part in loss.modules()]
+        with observing(inner, plainly=False), as_evaluated(loss), loss.holding():
+            for part, training in modes:
+                part.training = training
+            names, placed, fixed = {}, {}, {}
+            for name, p in loss.named_parameters():
+                names[name] = id(p)
+                placed[name] = p.detach().clone().requires_grad_(p.requires_grad)
+            for name, b in loss.named_buffers():
+                fixed[name] = b.detach().clone()
+            wanted = {k: p for k, p in placed.items() if p.requires_grad}
+            with torch.enable_grad(), trainer.precision_plugin.train_step_context():
+                values = loss.batch(placed | fixed, x.detach().clone(), y.clone())
+            if float(values.detach().mean()) < _CONFIDENT:
+                return {}
+            found = torch.autograd.grad(
+                share * values.mean(),
+                list(wanted.values()),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        return {names[k]: g for k, g in zip(wanted, found, strict=True)}
+
+    def _compare(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        optimizer: Optimizer | None,
+        ours: list[dict[int, Tensor]],
+        x: Tensor,
+        y: Tensor,
+    ) -> None:
+        parameters = list(module.parameters())
+        if optimizer is not None:
+            parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        parameters = [p for p in parameters if all(id(p) in g for g in ours)]
+        if not parameters or all(p.grad is None for p in parameters):
+            return
+
+        def flat(gradient: dict[int, Tensor]) -> Tensor:
+            return torch.cat([gradient[id(p)].reshape(-1) for p in parameters])
+
+        theirs = flat(
+            {
+                id(p): torch.zeros_like(p) if p.grad is None else p.grad
+                for p in parameters
+            }
+        )
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            theirs = theirs / (1.0 if scaler is None else scaler.get_scale())
+        full = str(trainer.precision).startswith(("32", "64"))
+        rounding = _ROUNDING if full else _ROUNDING_HALF
+        found = []
+        for gradient, prepare in zip(ours, self._ways(), strict=True):
+            mean = trainer.strategy.reduce(flat(gradient), reduce_op="mean")
+            if not bool((torch.isfinite(theirs) & torch.isfinite(mean)).all()):
+                return
+            one = verdict(theirs, mean, rounding, 0.0)
+            if not one.agrees or one.factor != 1:
+                share = 1 / max(trainer.accumulate_grad_batches, 1)
+                draws = []
+                for seed in (1, 2):
+                    with isolated_rng(seed):
+                        drawn = self._gradient(trainer, module, x, y, prepare, share)
+                        draws.append(flat(drawn))
+                spread = float((draws[0] - draws[1]).norm())
+                one = verdict(theirs, mean, rounding, spread)
+            found.append(one)
+        best = min(found, key=lambda v: (not v.agrees, v.gap))
+        if best.agrees:
+            self._count(best.factor, len(y))
+        else:
+            self._differs(f"by {best.gap:.0%} of its size, beyond any factor")
+
+    def _count(self, factor: float, samples: int) -> None:
+        """Two losses can agree up to a factor at first, and not later."""
+        if factor == 1 and not self._factors:
+            return
+        self._factors.append((factor, samples))
+        first, before = self._factors[0]
+        fixed = math.isclose(first, factor, rel_tol=_SAME)
+        if not fixed and not math.isclose(
+            first / before, factor / samples, rel_tol=_SAME
+        ):
+            self._differs(f"by a factor that changes ({first:.3g}, {factor:.3g})")
+        elif len(self._factors) == len(_COMPARED):
+            self._tell_factor(factor, samples)
+
+    def _tell_factor(self, factor: float, samples: int) -> None:
+        if math.isclose(factor, samples, rel_tol=_SAME):
+            self._tell(
+                "factor",
+                "training adds the losses of a batch up instead of averaging them; "
+                "scores are about a sample alone, where that is the same",
+            )
+            return
+        self._tell(
+            "factor",
+            f"the gradient of training is {factor:.3g} times that of the criterion, of "
+            f"which scores are: noise of standard deviation s on the former is noise "
+            f"of s/{factor:.3g} in noise_std; pass criterion= with that factor",
+        )
+
+    def _differs(self, how: str) -> None:
+        self._left = False
+        self._tell(
+            "gradient",
+            f"the gradient that training uses is not that of the criterion on the same "
+            f"batch (it differs {how}), so scores are not about what training shares; "
+            f"pass criterion=, a function (module, x, y) that returns the loss of each "
+            f"sample, or criterion='training_step'; or prepare=, for what the training "
+            f"step does to a batch of inputs",
+        )
+
+    def _give_up(self, why: str) -> None:
+        self._left, self._ours = False, []
+        self._tell(
+            "gradient",
+            f"whether training uses the loss that is scored could not be found out: "
+            f"{why}",
+        )

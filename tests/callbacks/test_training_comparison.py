@@ -1,0 +1,484 @@
+"""What training shares is what is scored, or the record says that it is not."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from monitor_cases import CLASSES, Tiny, dataset, fit, flat, loader, monitor, rows_of
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, default_collate
+
+import leakwatch
+from leakwatch import ProbeSet
+from leakwatch.callbacks import GradientDefense, InversionAudit
+from leakwatch.callbacks._probing.training_gradient import inputs_differ, verdict
+from leakwatch.defenses import Budget, GaussianNoise
+from leakwatch.reporting import RiskLedger, write_report
+
+MEAN, STD = 0.5, 0.05
+
+
+def cautions(
+    root: Path, module: L.LightningModule, watched: Any = None, **changes: Any
+) -> list[str]:
+    """What is said beside the headline; each is one warning as well."""
+    watched = watched or monitor(at_start=False, scores=["norms"])
+    callbacks = [watched, *changes.pop("callbacks", ())]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(root, *callbacks, module=module, **changes)
+    metadata = RiskLedger.open(watched.run_directory).read_metadata()
+    said = metadata.get("training", [])
+    warned = [str(w.message) for w in caught if str(w.message).startswith("leakwatch:")]
+    assert warned == [f"leakwatch: {text}" for text in said]
+    return said
+
+
+def net(*, width: int = 6, norm: bool = False, drop: float = 0.0) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(16, width),
+        nn.BatchNorm1d(width) if norm else nn.Identity(),
+        nn.Sigmoid(),
+        nn.Dropout(drop),
+        nn.Linear(width, CLASSES),
+    )
+
+
+# -- agreement is silent ---------------------------------------------------------------
+
+
+class Draws(Tiny):
+    """Uses its random stream before the network does."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        torch.rand(3)
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+class Checkpointed(Tiny):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.net, x, use_reentrant=False)
+        return out
+
+
+class TwoOptimizers(Tiny):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        parts = self.net[1], self.net[3]
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
+
+
+class ByHand(Tiny):
+    """Updates without an optimiser; its gradients stay until the next batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.zero_grad()
+        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+        with torch.no_grad():
+            for p in self.parameters():
+                p -= 0.1 * p.grad
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class WithLBFGS(Tiny):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Mapped(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch["image"]), batch["label"])
+
+
+def mapped(items: list[Any]) -> dict[str, Tensor]:
+    x, y = default_collate(items)
+    return {"image": x, "label": y}
+
+
+def tied() -> nn.Sequential:
+    layers = net(width=16)
+    layers[5] = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, CLASSES))
+    layers[5][0].weight = layers[1].weight
+    return layers
+
+
+def frozen() -> nn.Sequential:
+    layers = net()
+    layers[1].requires_grad_(False)
+    return layers
+
+
+def spectral() -> nn.Sequential:
+    layers = net()
+    nn.utils.parametrizations.spectral_norm(layers[1])
+    return layers
+
+
+DEFENSE = GradientDefense(GaussianNoise(Budget(1.0, "std")))
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"),
+    [
+        (Tiny, {}),
+        (lambda: Tiny(net(norm=True)), {}),
+        (lambda: Tiny(net(drop=0.5)), {}),
+        (lambda: Draws(net(drop=0.5, width=30)), {}),
+        (Checkpointed, {}),
+        (lambda: Tiny(tied()), {}),
+        (lambda: Tiny(frozen()), {}),
+        (lambda: Tiny(spectral()), {}),
+        (TwoOptimizers, {}),
+        (ByHand, {}),
+        (WithLBFGS, {}),
+        (Tiny, {"accumulate_grad_batches": 4}),
+        (Tiny, {"gradient_clip_val": 0.01}),
+        (Tiny, {"precision": "bf16-mixed"}),
+        (lambda: Tiny(net(drop=0.5)), {"precision": "bf16-mixed"}),
+        (Tiny, {"precision": "64-true"}),
+        (Tiny, {"callbacks": [L.pytorch.callbacks.EMAWeightAveraging()]}),
+        (Tiny, {"callbacks": [DEFENSE]}),
+        (TwoOptimizers, {"callbacks": [DEFENSE]}),
+        (Mapped, {"data": DataLoader(dataset(), 4, collate_fn=mapped)}),
+    ],
+)
+def test_nothing_is_said_where_training_shares_what_is_scored(
+    tmp_path: Path, module: Any, changes: dict[str, Any]
+) -> None:
+    L.seed_everything(1, verbose=False)
+    assert cautions(tmp_path, module(), **changes) == []
+
+
+@pytest.mark.parametrize("layers", [{"norm": True, "drop": 0.3}, {}])
+def test_comparing_leaves_training_alone_to_the_last_bit(
+    tmp_path: Path, layers: dict[str, Any]
+) -> None:
+    def weights(*callbacks: Any) -> list[list[float]]:
+        L.seed_everything(3, verbose=False)
+        module = Draws(net(**layers))
+        fit(tmp_path, *callbacks, module=module, max_epochs=2)
+        return flat([*module.parameters(), *module.buffers()])
+
+    assert weights(monitor()) == weights()
+
+
+# -- another loss ----------------------------------------------------------------------
+
+
+class OneVersusRest(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        target = F.one_hot(batch[1], CLASSES).float()
+        return F.binary_cross_entropy_with_logits(self(batch[0]), target)
+
+
+class ZeroHead(OneVersusRest):
+    """Its losses are log 3 and log 2 for every sample: only gradients tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.net[3].weight)
+        nn.init.zeros_(self.net[3].bias)
+
+
+class Smoothed(ZeroHead):
+    """At zero logits its gradient is 0.9 times that of cross-entropy, later not."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1], label_smoothing=0.1)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 0.1)
+
+
+class NormalizedInStep(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self((batch[0] - MEAN) / STD), batch[1])
+
+
+class HeadOutside(Tiny):
+    """``forward`` gives an embedding, of which the loss is made elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prototypes = nn.Parameter(torch.randn(CLASSES, CLASSES))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        away = torch.cdist(self(batch[0]), self.prototypes)
+        loss = F.cross_entropy(-away.square(), batch[1])
+        self.log("loss", loss)
+        return loss
+
+
+@pytest.mark.parametrize(
+    "module", [OneVersusRest, ZeroHead, Smoothed, NormalizedInStep, HeadOutside]
+)
+def test_another_loss_is_said_once_beside_the_headline(
+    tmp_path: Path, module: type[Tiny]
+) -> None:
+    watched = monitor(at_start=False, scores=["norms"])
+    (said,) = cautions(tmp_path, module(), watched, data=loader(n=60))
+    assert said.startswith("the gradient that training uses is not that of the criter")
+    assert "criterion=" in said
+    assert "prepare=" in said
+    if module is OneVersusRest:
+        assert watched.run_directory is not None
+        page = write_report(watched.run_directory).read_text()
+        head, _, _ = page.partition("<section")
+        assert "The gradient that training uses is not that of the criterion" in head
+
+
+def binary(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    logits: Tensor = module(x)
+    target = F.one_hot(y, CLASSES).to(logits)
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
+
+
+def test_the_right_criterion_is_not_objected_to(tmp_path: Path) -> None:
+    watched = monitor(at_start=False, criterion=binary)
+    assert cautions(tmp_path, OneVersusRest(), watched) == []
+
+
+def test_a_preparation_of_the_training_step_can_be_stated(tmp_path: Path) -> None:
+    watched = monitor(
+        at_start=False, prepare=lambda x: (x - MEAN) / STD, scores=["bayes"]
+    )
+    module = NormalizedInStep()
+    assert cautions(tmp_path, module, watched) == []
+    assert_scored_as_normalized(watched, module)
+
+
+def test_training_step_is_a_criterion(tmp_path: Path) -> None:
+    watched = monitor(at_start=False, criterion="training_step", dtype="float64")
+    module = HeadOutside()
+    assert cautions(tmp_path, module, watched) == []
+
+    def distances(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        away = torch.cdist(m(x), m.prototypes)
+        return F.cross_entropy(-away.square(), y, reduction="none")
+
+    probes = watched.probes
+    assert probes is not None
+    right = leakwatch.score(
+        module, probes.x, probes.y, "lavp", criterion=distances, dtype=torch.float64
+    )
+    last = [r.value for r in rows_of(watched) if r.quantity == "lavp_l2_max"][-3:]
+    torch.testing.assert_close(
+        torch.tensor(last, dtype=torch.float64), right["lavp_l2_max"], rtol=1e-8, atol=0
+    )
+
+
+def test_training_step_needs_automatic_optimization(tmp_path: Path) -> None:
+    watched = monitor(criterion="training_step")
+    with pytest.raises(TypeError, match="needs a LightningModule in automatic"):
+        fit(tmp_path, watched, module=TwoOptimizers())
+
+
+class Half(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1]) / 2
+
+
+class Sum(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 100 * 100
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (Half, "is 0.5 times that of the criterion"),
+        (Sum, "adds the losses of a batch up"),
+    ],
+)
+def test_a_constant_factor_is_said(
+    tmp_path: Path, module: type[Tiny], words: str
+) -> None:
+    (said,) = cautions(tmp_path, module(), data=loader(n=22))
+    assert words in said
+
+
+def test_a_batch_without_labels_can_not_be_compared(tmp_path: Path) -> None:
+    class Pairs(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return F.cross_entropy(self(batch["left"]), batch["kind"])
+
+    def pairs(items: list[Any]) -> dict[str, Tensor]:
+        x, y = default_collate(items)
+        return {"left": x, "right": x, "kind": y}
+
+    (said,) = cautions(
+        tmp_path, Pairs(), data=DataLoader(dataset(), 4, collate_fn=pairs)
+    )
+    assert "could not be found out" in said
+    assert "inputs and labels are not found" in said
+
+
+# -- preparation of batches ------------------------------------------------------------
+
+
+def assert_scored_as_normalized(watched: Any, module: nn.Module) -> None:
+    probes = watched.probes
+    assert probes.mean is None
+    assert probes.x.amin() >= 0
+    right = leakwatch.score(
+        module,
+        (probes.x - MEAN) / STD,
+        probes.y,
+        "bayes",
+        noise_std=1e-4,
+        mean=[MEAN],
+        std=[STD],
+        prior_std=probes.prior_std,
+        prior_mean=probes.prior_mean,
+    )
+    name = "i2f_bayes_psnr"
+    last = [r.value for r in rows_of(watched) if r.quantity == name][-len(probes) :]
+    torch.testing.assert_close(
+        torch.tensor(last).double(), right[name], rtol=1e-4, atol=0
+    )
+
+
+class Normalizing(Tiny):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x - MEAN) / STD, y
+
+
+class NormalizingMaps(Mapped):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch | {"image": (batch["image"] - MEAN) / STD}
+
+
+class NormalizingData(L.LightningDataModule):
+    """Its images are raw; its hook applies the normalisation that it states."""
+
+    mean, std = (MEAN,), (STD,)
+
+    def train_dataloader(self) -> Any:
+        return loader()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [(batch[0] - MEAN) / STD, batch[1]]
+
+
+def normalizing(items: list[Any]) -> list[Tensor]:
+    x, y = default_collate(items)
+    return [(x - MEAN) / STD, y]
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "options"),
+    [
+        (Normalizing, None, {}),
+        (Normalizing, None, {"mean": [MEAN], "std": [STD]}),
+        (NormalizingMaps, DataLoader(dataset(), 4, collate_fn=mapped), {}),
+        (Tiny, NormalizingData(), {}),
+        (Tiny, DataLoader(dataset(), 4, collate_fn=normalizing), {}),
+    ],
+)
+def test_probes_go_through_what_the_run_does_to_batches(
+    tmp_path: Path, module: type[Tiny], data: Any, options: dict[str, Any]
+) -> None:
+    watched = monitor(at_start=False, scores=["bayes"], **options)
+    trained = module()
+    assert cautions(tmp_path, trained, watched, data=data) == []
+    assert_scored_as_normalized(watched, trained)
+
+
+def test_attacks_meet_the_prepared_gradient(tmp_path: Path) -> None:
+    # A wrong preparation would leave a gradient that no image near the true one has.
+    audit = InversionAudit(
+        probes=2,
+        attack=None,
+        report=False,
+        verbose=False,
+        noise_std=1e-6,
+        metrics=["psnr"],
+    )
+    fit(tmp_path, audit, module=Normalizing())
+    values = [r.value for r in rows_of(audit) if r.quantity == "audit/near/psnr"]
+    assert len(values) == 2
+    assert min(values) > 35
+
+
+class Augmenting(Tiny):
+    """Brightens at random, and normalises."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x * (1 + 0.1 * torch.rand(len(x), 1, 1, 1)) - MEAN) / STD, y
+
+
+def test_a_random_preparation_is_said_where_it_matters(tmp_path: Path) -> None:
+    (said,) = cautions(tmp_path, Augmenting())
+    assert "on_after_batch_transfer draws at random" in said
+    assert "the training step gets inputs of " in said
+    assert "prepare=" in said
+
+
+def test_given_probes_are_inputs_of_the_network(tmp_path: Path) -> None:
+    data = dataset()
+    raw = ProbeSet.from_dataset(data, n=3)
+    (said,) = cautions(
+        tmp_path / "raw", Normalizing(), monitor(probes=raw, at_start=False)
+    )
+    assert said.startswith("the training step gets inputs of ")
+    x, y = data.tensors
+    right = ProbeSet.from_tensors((x[:3] - MEAN) / STD, y[:3], mean=[MEAN], std=[STD])
+    watched = monitor(probes=right, at_start=False)
+    assert cautions(tmp_path / "right", Normalizing(), watched) == []
+
+
+# -- the comparisons themselves --------------------------------------------------------
+
+
+def test_verdict_by_closed_form() -> None:
+    g = torch.tensor([3.0, 4.0])
+    across = torch.tensor([-4.0, 3.0])
+    found = verdict(g + 0.5 * across, g, 0.01, 0.0)
+    # Both scaled to one length, the angle between them is atan(1/2).
+    gap = 2 * torch.tensor(0.5).atan().div(2).sin()
+    assert not found.agrees
+    assert found.gap == pytest.approx(float(gap), rel=1e-6)
+    assert verdict(g + 0.5 * across, g, 0.01, spread=2.5).agrees
+    assert verdict(1.005 * g, g, 0.01, 0.0).factor == 1
+    assert verdict(0 * g, 0 * g, 0.01, 0.0).agrees
+    assert not verdict(0 * g, g, 0.01, 0.0).agrees
+    assert not verdict(-g, g, 0.01, 0.0).agrees
+
+
+def test_inputs_of_one_distribution_are_the_same_and_normalised_ones_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    brightness = torch.rand(400, 1, 1, 1, generator=generator)
+    images = 0.5 * brightness + 0.5 * torch.rand(400, 1, 8, 8, generator=generator)
+    for first in range(0, 60, 3):
+        assert inputs_differ(images[first : first + 3], images[100:164]) == ""
+    for scale, shift in ((2, -1), (4, -2), (20, -10)):
+        text = inputs_differ(images[:8], scale * images[100:164] + shift)
+        assert "mean ± standard deviation" in text
+    assert "shape" in inputs_differ(images[:3], images[:3, :, :4])
