@@ -60,7 +60,9 @@ COMMON: dict[str, Any] = {
     "products": 40,
     "seed": 3,
     "report": False,
+    "log": "all",
     "log_images": True,
+    "log_ledger": True,
     "verbose": False,
     "name": "watched",
 }
