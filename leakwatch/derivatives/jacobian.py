@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -18,6 +18,8 @@ from leakwatch.derivatives.graph_products.batch_products import BatchProducts
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30
+# ‖g‖ below this, or above its reciprocal, may have lost small parts to underflow.
+_SMALL = 1e-6
 
 
 @final
@@ -80,16 +82,22 @@ class GradientJacobian:
                 f"{tuple(input_scale.shape)}."
             )
         self.input_scale = input_scale.to(x.device, gradients.dtype)
-        first = gradients(x, y).double().norm(dim=1)
-        usable = torch.isfinite(first) & (first > 0)
+        first = gradients(x, y)
+        norm = torch.linalg.vector_norm(first, dim=1, dtype=torch.float64)
+        usable = torch.isfinite(norm) & (norm > 0)
         # A power of two: dividing by it rounds nothing, and the rounding of ‖g‖, which
         # varies with the rest of the batch, does not reach the scores.
-        nearest = torch.exp2(first.clamp_min(_SMALLEST_NORM).log2().round())
-        self.scale = torch.where(usable, nearest, torch.ones_like(first))
+        nearest = torch.exp2(norm.clamp_min(_SMALLEST_NORM).log2().round())
+        self.scale = torch.where(usable, nearest, torch.ones_like(norm))
         self._workspace = Workspace()
         self._weight = 1 / self.scale
-        unit = gradients(x, y, self._weight)
-        length = unit.double().norm(dim=1)
+        weight = self._weight.to(first.dtype)
+        if bool(((norm >= _SMALL) & (norm <= 1 / _SMALL) | (norm == 0)).all()):
+            # A power of two goes through a backward pass without a trace.
+            unit = first.mul_(weight[:, None])
+        else:
+            unit = gradients(x, y, self._weight)
+        length = torch.linalg.vector_norm(unit, dim=1, dtype=torch.float64)
         self.norm = length * self.scale
         divisor = torch.where(length > 0, length, torch.ones_like(length))
         self.unit_gradient = unit / divisor.to(unit.dtype)[:, None]
@@ -182,7 +190,13 @@ class GradientJacobian:
         return rows.T * self.scale[sample].to(self.dtype)
 
     def rounding(self, sample: int, directions: int = 3) -> float:
-        """How far rounding has moved J̃ of one sample: an estimate of ‖ΔJ̃‖_F.
+        """:meth:`roundings` of one sample."""
+        return float(self.roundings([sample], directions)[0])
+
+    def roundings(
+        self, rows: Sequence[int] | None = None, directions: int = 3
+    ) -> Float[Tensor, " rows"]:
+        """How far rounding has moved J̃ of each sample: an estimate of ‖ΔJ̃‖_F.
 
         Tangents along a few random directions are formed in float32 and in float64.
         Their difference is the error of float32; float64 loses as many digits of its
@@ -191,35 +205,39 @@ class GradientJacobian:
         input has in common with what is subtracted from it.
 
         Args:
-            sample: position in the batch.
+            rows: positions of the samples; default: all.
             directions: how many directions; the estimate is off by about
-                ``1/√(2 · directions)`` of itself, less where many entries err.
+                ``1/√(2 · directions)`` of itself, less where many entries err. One
+                costs nothing where products have been taken in float32.
 
         Returns:
-            The estimate, infinite where float32 gives no number.
+            The estimates, float64, infinite where float32 gives no number.
 
         Raises:
             RuntimeError: whatever the network raises in the other precision.
         """
+        seen = self._products.rounding
+        if directions == 1 and rows is None and not bool(seen.isnan().any()):
+            return seen * self.input_scale.abs().amax().double()
+        x, y, weight = self.x, self.y, self._weight
+        if rows is not None:
+            x, y, weight = (t[list(rows)] for t in (x, y, weight))
         n = self.input_scale.numel()
         generator = torch.Generator().manual_seed(0)
-        v = torch.randn(directions, n, generator=generator, dtype=torch.float64)
-        v = (v / v.norm(dim=1, keepdim=True)).to(self.device)
-        x = self.x[sample].float()
-        columns = [
-            self.gradients.in_dtype(kind)
-            .dense(
-                x,
-                self.y[sample],
-                # Rounded directions for both, or their rounding would count.
-                v.float().to(kind) * self.input_scale.float().to(kind),
-                self._weight[sample],
-            )
-            .double()
-            for kind in (torch.float32, torch.float64)
-        ]
-        apart = float((columns[0] - columns[1]).square().sum())
-        error = math.sqrt(n / directions * apart) if apart >= 0 else math.inf
+        drawn = torch.randn(directions, n, generator=generator, dtype=torch.float64)
+        drawn = drawn / drawn.norm(dim=1, keepdim=True)
+        # Rounded samples and directions for both, or their rounding would count.
+        x, scale = x.float(), self.input_scale.float()
+        squared = self.scale.new_zeros(len(x))
+        for v in drawn.float().to(self.device):
+            columns = [
+                self.gradients.in_dtype(kind).jvp(
+                    x, y, (v.to(kind) * scale.to(kind)).expand(len(x), -1), weight
+                )
+                for kind in (torch.float32, torch.float64)
+            ]
+            squared += columns[1].sub_(columns[0]).square_().sum(1)
+        error = (n / directions * squared).sqrt().nan_to_num(math.inf, math.inf)
         unit = torch.finfo(self.dtype).eps / torch.finfo(torch.float32).eps
         return error * unit
 
@@ -240,6 +258,7 @@ class NormalOperator:
 
     jacobian: GradientJacobian
     along: Float[Tensor, "batch d_x"] | None = None
+    _mask: _Mask = field(default_factory=lambda: _Mask(), init=False, repr=False)
 
     @property
     def batch_size(self) -> int:
@@ -283,7 +302,7 @@ class NormalOperator:
                 out = out - t * (t * part.to(t.dtype)).sum(1, keepdim=True)
             return out
 
-        return _where_active(product, v, active, self.size)
+        return self._where_active(product, v, active, self.size)
 
     def forward(
         self,
@@ -298,7 +317,7 @@ class NormalOperator:
             scaled = part.to(j.dtype) * j.input_scale
             return self._across(j.products.push(scaled, rows), rows)
 
-        return _where_active(product, v, active, self.rows)
+        return self._where_active(product, v, active, self.rows)
 
     def backward(
         self,
@@ -313,7 +332,7 @@ class NormalOperator:
             across = self._across(part, rows).to(j.dtype)
             return j.products.pull(across, rows) * j.input_scale
 
-        return _where_active(product, u, active, self.size)
+        return self._where_active(product, u, active, self.size)
 
     def _across(self, u: Tensor, rows: Tensor | None) -> Tensor:
         if self.along is None:
@@ -322,18 +341,39 @@ class NormalOperator:
         unit = unit if rows is None else unit[rows]
         return u - unit * (unit * u.to(unit.dtype)).sum(1, keepdim=True)
 
+    def _where_active(
+        self,
+        product: Callable[[Tensor, Tensor | None], Tensor],
+        v: Float[Tensor, "batch columns"],
+        active: Bool[Tensor, " batch"] | None,
+        width: int,
+    ) -> Float[Tensor, "batch width"]:
+        """A product of the active rows; the others are skipped, and come as zeros."""
+        if active is None:
+            return product(v, None)
+        rows = self._mask.rows(active)
+        if len(rows) == len(v):
+            return product(v, None)
+        if len(rows) == 0:
+            return v.new_zeros(len(v), width)
+        out = product(v[rows], rows)
+        return out.new_zeros(len(v), width).index_copy(0, rows, out)
 
-def _where_active(
-    product: Callable[[Tensor, Tensor | None], Tensor],
-    v: Float[Tensor, "batch columns"],
-    active: Bool[Tensor, " batch"] | None,
-    width: int,
-) -> Float[Tensor, "batch width"]:
-    """A product of the active rows; the others are skipped and come back as zeros."""
-    if active is None or bool(active.all()):
-        return product(v, None)
-    if not bool(active.any()):
-        return v.new_zeros(len(v), width)
-    rows = active.nonzero()[:, 0]
-    out = product(v[rows], rows)
-    return out.new_zeros(len(v), width).index_copy(0, rows, out)
+
+class _Mask:
+    """Positions of a mask, looked at again only when it is another one.
+
+    To look at what lies on a GPU means to wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._mask: Tensor | None = None
+        self._version = -1
+        self._rows: Tensor = torch.zeros(0, dtype=torch.int64)
+
+    def rows(self, mask: Bool[Tensor, " batch"]) -> Shaped[Tensor, " rows"]:
+        """Where it is true."""
+        if mask is not self._mask or mask._version != self._version:
+            self._mask, self._version = mask, mask._version
+            self._rows = mask.nonzero()[:, 0]
+        return self._rows

@@ -248,16 +248,35 @@ def damped(
         if chain.size < look:
             continue
         look = chain.size + max(1, chain.size // 8)
+        near = _near(chain, centre)
         for i in active.nonzero().flatten().tolist():
-            solution = _solution(chain, i, lengths[i], centre[i])
+            solution = _solution(chain, i, lengths[i], near[i])
             active[i] = not all(
                 _settled(solution, e, bounds[i], tol) for e in wanted[i]
             )
+    near = _near(chain, centre)
     return [
         None
         if bool(chain.failed[i])
-        else _solution(chain, i, lengths[i], centre[i], keep=keep)
+        else _solution(chain, i, lengths[i], near[i], keep=keep)
         for i in range(batch)
+    ]
+
+
+def _near(
+    chain: Bidiagonalisation, centre: Float[Tensor, "batch n"]
+) -> list[tuple[Float[Tensor, " k"], float]]:
+    """Coordinates of each centre in the space of its sample, and what lies outside."""
+    # Beyond the steps of a sample the rows of its basis are zero, or not yet its own.
+    steps = chain.steps.to(centre.device)
+    place = torch.arange(chain.size, device=centre.device)
+    basis = chain.vectors[:, : chain.size] * (place < steps[:, None])[:, :, None]
+    inside = torch.bmm(basis, centre[:, :, None])
+    outside = (centre - torch.bmm(basis.mT, inside)[:, :, 0]).norm(dim=1)
+    both = torch.cat([inside[:, :, 0], outside[:, None]], 1).cpu()
+    return [
+        (row[:k], float(row[-1]))
+        for row, k in zip(both, chain.steps.tolist(), strict=True)
     ]
 
 
@@ -272,15 +291,13 @@ def _solution(
     chain: Bidiagonalisation,
     i: int,
     length: float,
-    centre: Float[Tensor, " n"],
+    near: tuple[Float[Tensor, " k"], float],
     *,
     keep: bool = False,
 ) -> DampedSolution:
     """What the space of one sample holds."""
     lower = chain.lower(i)
     k = lower.shape[1]
-    basis = chain.vectors[i, :k]
-    inside = basis @ centre
     coupling = 0.0
     if k and not bool(chain.closed[i]):
         coupling = float(chain.alpha[i, k - 1] * chain.beta[i, k - 1])
@@ -288,7 +305,7 @@ def _solution(
         lower=lower,
         length=length,
         next=coupling,
-        centre=inside.cpu(),
-        outside=float((centre - basis.mT @ inside).norm()),
-        basis=basis.clone() if keep else None,
+        centre=near[0],
+        outside=near[1],
+        basis=chain.vectors[i, :k].clone() if keep else None,
     )

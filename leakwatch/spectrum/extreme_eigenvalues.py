@@ -35,11 +35,14 @@ _LEADING_RESIDUAL = 1e-3
 class Ends:
     """The ends of the spectrum of H, each with what is known about its error.
 
+    Numbers are on the CPU, where they are judged; vectors are where J is.
+
     Attributes:
         lambda_max: λ_1, float64; NaN for a failed sample.
         residual: ‖Hu − λ_1u‖, absolute.
         converged: whether that residual met the tolerance.
         smallest: ‖J y‖² for a unit vector y that J nearly annuls: λ_min if converged.
+            Taken from the steps, without another product, where it was not wanted.
         lower: lower end of the interval of λ_min.
         upper: upper end: ``smallest`` with what rounding may hide.
         floor: what rounding makes of an eigenvalue that is zero.
@@ -156,9 +159,9 @@ def ends(
         factor, start.to(factor.device).expand(batch, -1), max_matvecs
     )
     limit = min(max_matvecs, factor.size)
-    wanted = [smallest] * batch if isinstance(smallest, bool) else smallest.tolist()
-    samples = [_SampleEnds(factor, w, tol, limit, risk) for w in wanted]
-    active = torch.ones(batch, dtype=torch.bool, device=factor.device)
+    wanted = torch.as_tensor(smallest).cpu().expand(batch)
+    found = _Found(factor, wanted, tol, limit, risk)
+    active = torch.ones(batch, dtype=torch.bool)
     look = 1
     for step in range(1, limit + 1):
         chain.step(active)
@@ -167,117 +170,143 @@ def ends(
             continue
         # The small problem costs step³: looking less often keeps it below the products.
         look = step + max(1, step // 8)
-        for i in active.nonzero().flatten().tolist():
-            active[i] = not samples[i].assess(chain, i) and step < limit
+        # Those that closed earlier have fewer steps.
+        for k in sorted(set(chain.steps[active].tolist())):
+            rows = (active & (chain.steps == k)).nonzero()[:, 0]
+            active[rows] = ~found.assess(chain, rows) & (step < limit)
         if not bool(active.any()):
             break
-    return _close(factor, chain, samples)
+    return found.ends(chain)
 
 
 @final
-class _SampleEnds:
-    """The ends of one sample's spectrum as far as its steps went."""
+class _Found:
+    """The ends of the spectra as far as the steps went; on the CPU."""
 
     def __init__(
         self,
         factor: FactorOperator,
-        smallest: bool,
+        smallest: Bool[Tensor, " batch"],
         tol: float,
         limit: int,
         risk: float,
     ) -> None:
-        self._n, self._smallest, self._tol = factor.size, smallest, tol
+        self._factor, self._smallest, self._tol = factor, smallest, tol
         self._limit, self._risk = limit, risk
         self._eps = float(torch.finfo(factor.dtype).eps)
-        self._deficient = factor.rows < factor.size
-        self.top, self.residual = math.nan, math.nan
-        self.converged = self.sharp = False
-        self.lower = 0.0
-        self.floor = math.nan
-        self.lowest: Tensor = torch.zeros(0, dtype=torch.float64)
-        self.leading: Tensor = self.lowest
-        self.coordinates: Tensor = self.lowest[:, None]
-
-    def assess(self, chain: Bidiagonalisation, i: int) -> bool:
-        """Read the bidiagonal matrix; whether the sample is done."""
-        wide = chain.upper(i)
-        k = len(wide)
-        left, sigma, right = torch.linalg.svd(wide[:, :k])
-        rest = float(wide[-1, -1])
-        self.top = float(sigma[0]) ** 2
-        residuals = sigma * rest * left[-1].abs()
-        # Products carry rounding of their own, which no recurrence sees.
-        self.residual = float(residuals[0]) + self._eps * self.top
-        closed = bool(chain.closed[i])
-        self.converged = closed or self.residual <= self._tol * self.top
-        self.floor = self._n * self._eps**2 * self.top
-        self.lowest = right[-1]
-        good = (residuals <= _LEADING_RESIDUAL * sigma.square())[:_LEADING]
-        count = int(good.long().cumprod(0).sum())
-        self.leading, self.coordinates = sigma[:count].square(), right[:count].mT
-        if not self._deficient:
-            self._bound(wide, sigma, k)
-        low = float(sigma[-1]) ** 2
-        self.sharp = (
-            self._deficient
-            or low <= self.floor
-            or low - self.lower <= _SHARP * low
-            or k == self._n
+        batch = len(smallest)
+        none = torch.zeros(0, dtype=torch.float64)
+        missing = torch.full((batch,), math.nan, dtype=torch.float64)
+        self._top, self._residual, self._floor, self._low = (
+            missing.clone() for _ in range(4)
         )
-        hopeless = low * float(self._limit) ** 2 < self.top and self._limit < self._n
-        enough = not self._smallest or self.sharp or hopeless
-        return closed or (self.converged and enough)
+        self._lower = torch.zeros_like(missing)
+        self._converged = torch.zeros(batch, dtype=torch.bool)
+        self._sharp = torch.zeros(batch, dtype=torch.bool)
+        # The lowest Ritz vector, and leading values and vectors.
+        self._lowest = [none.new_zeros(0, 1)] * batch
+        self._leading = [(none, none.new_zeros(0, 0))] * batch
 
-    def _bound(self, wide: Tensor, sigma: Tensor, k: int) -> None:
-        if k == self._n:
-            self.lower = float(sigma[-1]) ** 2
-            return
+    def assess(self, chain: Bidiagonalisation, rows: Tensor) -> Bool[Tensor, " rows"]:
+        """Read the bidiagonal matrices of samples with as many steps; which are done.
+
+        Args:
+            chain: the steps.
+            rows: the samples.
+        """
+        samples: list[int] = rows.tolist()
+        n, wide = self._factor.size, chain.upper(samples)
+        k = wide.shape[1]
+        left, sigma, right = torch.linalg.svd(wide[:, :, :k])
+        top = sigma[:, 0].square()
+        residuals = sigma * wide[:, -1:, -1] * left[:, -1].abs()
+        # Products carry rounding of their own, which no recurrence sees.
+        residual = residuals[:, 0] + self._eps * top
+        closed = chain.closed[rows]
+        converged = closed | (residual <= self._tol * top)
+        floor = n * self._eps**2 * top
+        good = (residuals <= _LEADING_RESIDUAL * sigma.square())[:, :_LEADING]
+        counts = good.long().cumprod(1).sum(1).tolist()
+        low, lower = sigma[:, -1].square(), self._lower[rows]
+        deficient = self._factor.rows < n
+        if not deficient:
+            lower = self._bounded(wide, sigma, lower)
+        sharp = (low <= floor) | (low - lower <= _SHARP * low)
+        if deficient or k == n:
+            sharp = torch.ones_like(sharp)
+        for i, sample in enumerate(samples):
+            some = slice(counts[i])
+            self._lowest[sample] = right[i, -1][:, None]
+            self._leading[sample] = sigma[i, some].square(), right[i, some].mT
+        self._top[rows], self._residual[rows] = top, residual
+        self._floor[rows], self._lower[rows], self._low[rows] = floor, lower, low
+        self._converged[rows], self._sharp[rows] = converged, sharp
+        hopeless = low * float(self._limit) ** 2 < top
+        if self._limit >= n:
+            hopeless = torch.zeros_like(hopeless)
+        enough = ~self._smallest[rows] | sharp | hopeless
+        done: Tensor = closed | (converged & enough)
+        return done
+
+    def _bounded(self, wide: Tensor, sigma: Tensor, lower: Tensor) -> Tensor:
+        n, k = self._factor.size, sigma.shape[1]
+        low = sigma[:, -1].square()
+        if k == n:
+            return low
         # A remainder below rounding may hide as much as rounding.
-        noise = self._eps * float(sigma[0])
-        diagonal, above = wide.diagonal(), wide.diagonal(1)
+        noise = self._eps * sigma[:, :1]
+        diagonal, above = wide.diagonal(0, 1, 2), wide.diagonal(1, 1, 2)
         couplings = diagonal * above.clamp_min(noise)
-        bound = probable_lower_bound(sigma.square(), couplings, self._n, self._risk)
-        self.lower = max(self.lower, min(bound, float(sigma[-1]) ** 2))
+        bound = probable_lower_bound(sigma.square(), couplings, n, self._risk)
+        best: Tensor = torch.maximum(lower, torch.minimum(bound, low))
+        return best
+
+    def ends(self, chain: Bidiagonalisation) -> Ends:
+        """The result, with one product more for λ_min where it was wanted."""
+        factor, ok = self._factor, ~chain.failed
+        value, slack = self._low, self._floor.sqrt()
+        leading = _lifted(chain, [columns for _, columns in self._leading])
+        wanted = self._smallest & ok
+        if factor.rows < factor.size:
+            value = torch.zeros_like(value)
+        elif bool(wanted.any()):
+            lowest = torch.cat(_lifted(chain, self._lowest), 1).mT
+            lowest = lowest / norm(lowest).clamp_min(0.5)[:, None]
+            image, broken = forward(factor, lowest, wanted.to(factor.device))
+            square, lost = torch.stack(
+                [norm(image.to(torch.float64)).square(), broken.double()]
+            ).cpu()
+            ok = ok & (lost == 0)
+            value = torch.where(wanted, square, value)
+        upper = (value.sqrt() + slack).square() if factor.rows >= factor.size else value
+        lower = torch.where(
+            self._lower > 0, (self._lower.sqrt() - slack).clamp_min(0).square(), 0.0
+        )
+        lost = torch.where(ok, 0.0, math.nan)
+        return Ends(
+            lambda_max=self._top + lost,
+            residual=self._residual + lost,
+            converged=self._converged & ok,
+            smallest=value + lost,
+            lower=torch.minimum(lower, value) + lost,
+            upper=upper + lost,
+            floor=self._floor,
+            sharp=self._sharp & ok,
+            matvecs=chain.steps,
+            leading=tuple(
+                (values.to(factor.device), vectors)
+                for (values, _), vectors in zip(self._leading, leading, strict=True)
+            ),
+        )
 
 
-def _close(
-    factor: FactorOperator, chain: Bidiagonalisation, samples: list[_SampleEnds]
-) -> Ends:
-    device = factor.device
-
-    def column(name: str) -> Tensor:
-        numbers = [float(getattr(s, name)) for s in samples]
-        return torch.tensor(numbers, dtype=torch.float64, device=device)
-
-    def lifted(i: int, coordinates: Tensor) -> Tensor:
-        basis = chain.vectors[i, : len(coordinates)]
-        return basis.mT @ coordinates.to(device)
-
-    ok = ~chain.failed
-    lowest = torch.stack([lifted(i, s.lowest) for i, s in enumerate(samples)])
-    lowest = lowest / norm(lowest).clamp_min(0.5)[:, None]
-    top, floor, lower = column("top"), column("floor"), column("lower")
-    slack = floor.sqrt()
-    value = upper = torch.zeros_like(top)
-    if factor.rows >= factor.size:
-        image, broken = forward(factor, lowest, ok)
-        ok = ok & ~broken
-        value = norm(image.to(torch.float64)).square()
-        upper = (value.sqrt() + slack).square()
-    lower = torch.where(lower > 0, (lower.sqrt() - slack).clamp_min(0).square(), 0.0)
-    lost = torch.where(ok, 0.0, math.nan)
-    return Ends(
-        lambda_max=top + lost,
-        residual=column("residual") + lost,
-        converged=(column("converged") > 0) & ok,
-        smallest=value + lost,
-        lower=torch.minimum(lower, value) + lost,
-        upper=upper + lost,
-        floor=floor,
-        sharp=(column("sharp") > 0) & ok,
-        matvecs=chain.steps,
-        leading=tuple(
-            (s.leading.to(device), lifted(i, s.coordinates))
-            for i, s in enumerate(samples)
-        ),
-    )
+def _lifted(
+    chain: Bidiagonalisation, coordinates: list[Float[Tensor, "k m"]]
+) -> list[Float[Tensor, "n m"]]:
+    """Vectors of each sample from their coordinates in its basis."""
+    rows, columns = (max(c.shape[i] for c in coordinates) for i in (0, 1))
+    padded = torch.zeros(len(coordinates), columns, rows, dtype=torch.float64)
+    for into, c in zip(padded, coordinates, strict=True):
+        into[: c.shape[1], : len(c)] = c.mT
+    vectors = torch.bmm(padded.to(chain.vectors.device), chain.vectors[:, :rows])
+    return [v[: c.shape[1]].mT for v, c in zip(vectors, coordinates, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -49,7 +50,7 @@ class Bidiagonalisation:
 
     Attributes:
         size: k, steps taken.
-        vectors: q_1 … q_{k+1}, (batch, slots, n).
+        vectors: q_1 … q_{k+1}, (batch, slots, n); all other attributes are on the CPU.
         alpha: α_1 … α_k, (batch, slots).
         beta: β_1 … β_k, (batch, slots).
         first: β_0, (batch,); 0 when started from the right.
@@ -70,18 +71,21 @@ class Bidiagonalisation:
             len(start), slots, factor.size, dtype=torch.float64
         )
         self.vectors[:, 0] = start
-        self.alpha: Float[Tensor, "batch slots"] = self.vectors[:, :, 0] * 0.0
+        self.alpha: Float[Tensor, "batch slots"] = torch.zeros(
+            len(start), slots, dtype=torch.float64
+        )
         self.beta: Float[Tensor, "batch slots"] = torch.zeros_like(self.alpha)
         self.first: Float[Tensor, " batch"] = self.alpha[:, 0].clone()
-        self._scale: Float[Tensor, " batch"] = self.first
+        self._scale: Float[Tensor, " batch"] = self.vectors.new_zeros(len(start))
+        # β of the step before and p, which lead to the next one.
+        self._before: Float[Tensor, " batch"] = self._scale
         self._left: Float[Tensor, "batch rows"] | None = None
-        self.failed: Bool[Tensor, " batch"] = torch.zeros_like(
-            self._scale, dtype=torch.bool
-        )
-        self.closed: Bool[Tensor, " batch"] = norm(start) == 0
+        self.failed: Bool[Tensor, " batch"] = torch.zeros(len(start), dtype=torch.bool)
+        self.closed: Bool[Tensor, " batch"] = (norm(start) == 0).cpu()
         self.steps: Int[Tensor, " batch"] = torch.zeros_like(
             self.failed, dtype=torch.int64
         )
+        self._active = self._mask = ~self.failed
 
     @classmethod
     def from_left(
@@ -94,61 +98,83 @@ class Bidiagonalisation:
         w, failed = backward(factor, left, every)
         length = norm(w)
         chain = cls(factor, w / torch.where(length > 0, length, 1.0)[:, None], limit)
-        chain._left, chain.first, chain._scale = left, length, length
-        chain.failed = failed
+        chain._left, chain._before, chain._scale = left, length, length
+        chain.first, chain.failed = length.cpu(), failed.cpu()
         return chain
 
     def step(self, active: Bool[Tensor, " batch"]) -> None:
-        """Take one step of the active samples that are neither closed nor failed."""
+        """Take one step of the active samples that are neither closed nor failed.
+
+        Args:
+            active: on the CPU. What a step says about the samples is brought there
+                once, at its end.
+        """
         j = self.size
         self.size += 1
         if j + 1 == self.vectors.shape[1]:
             self._grow()
         active = active & ~self.closed & ~self.failed
         self.steps += active
-        u, broken = forward(self._factor, self.vectors[:, j], active)
-        self.failed = self.failed | broken
-        active = active & ~broken
+        mask = self._on_device(active)
+        u, broken = forward(self._factor, self.vectors[:, j], mask)
+        failed, whole = broken, mask & ~broken
         if self._left is not None:
-            before = self.beta[:, j - 1] if j else self.first
+            before = torch.where(whole, self._before, 0.0)
             u = u - before[:, None].to(u.dtype) * self._left
-        u, length = unit(torch.where(active[:, None], u, 0.0))
+        length = _length(u)
         self._scale = torch.maximum(self._scale, length)
         # Below this J q_j lies in the span of what was there: q_j leads to σ = 0.
-        full = active & (length > self._rounding())
-        self.alpha[:, j] = torch.where(full, length, 0.0)
-        self._left = torch.where(full[:, None], u, 0.0)
+        full = whole & (length > self._rounding())
+        alpha = torch.where(full, length, 0.0)
+        self._left = u / torch.where(full, length, math.inf).to(u.dtype)[:, None]
 
-        w, broken = backward(self._factor, self._left, full)
-        self.failed = self.failed | broken
+        w, broken = backward(self._factor, self._left, mask)
+        failed = failed | broken
         w, _ = orthogonalise(w, self.vectors[:, : j + 1])
         rest = norm(w)
         self._scale = torch.maximum(self._scale, rest)
-        on = full & ~broken & (rest > self._rounding()) & (j + 1 < self._factor.size)
-        self.beta[:, j] = torch.where(full & ~broken, rest, 0.0)
-        self.closed = self.closed | (active & ~on)
+        on = full & ~broken & (rest > self._rounding())
+        if j + 1 == self._factor.size:
+            on = torch.zeros_like(on)
+        beta = self._before = torch.where(full & ~broken, rest, 0.0)
         w = w / torch.where(rest > 0, rest, 1.0)[:, None]
         self.vectors[:, j + 1] = torch.where(on[:, None], w, 0.0)
+        said = torch.stack([alpha, beta, failed.double(), (whole & ~on).double()]).cpu()
+        self.alpha[:, j], self.beta[:, j] = said[0], said[1]
+        self.failed = self.failed | (said[2] > 0)
+        self.closed = self.closed | (said[3] > 0)
 
-    def upper(self, sample: int) -> Float[Tensor, "k k1"]:
-        """[B_k, β_k e_k] of one sample, k × (k + 1), on the CPU."""
-        k = int(self.steps[sample])
-        alpha, beta = self.alpha[sample, :k].cpu(), self.beta[sample, :k].cpu()
-        out = torch.zeros(k, k + 1, dtype=torch.float64)
+    def upper(self, samples: int | Sequence[int]) -> Float[Tensor, "*batch k k1"]:
+        """[B_k, β_k e_k], k × (k + 1), on the CPU, of samples with as many steps."""
+        k = self._steps_of(samples)
+        alpha, beta = self.alpha[samples, :k], self.beta[samples, :k]
+        out = alpha.new_zeros(*alpha.shape, k + 1)
         every = torch.arange(k)
-        out[every, every] = alpha
-        out[every, every + 1] = beta
+        out[..., every, every] = alpha
+        out[..., every, every + 1] = beta
         return out
 
     def lower(self, sample: int) -> Float[Tensor, "k1 k"]:
         """L_k of one sample, (k + 1) × k, on the CPU."""
-        k = int(self.steps[sample])
-        alpha, beta = self.alpha[sample, :k].cpu(), self.beta[sample, :k].cpu()
+        k = self._steps_of(sample)
+        alpha, beta = self.alpha[sample, :k], self.beta[sample, :k]
         out = torch.zeros(k + 1, k, dtype=torch.float64)
         every = torch.arange(k)
-        out[every, every] = torch.cat([self.first[sample, None].cpu(), beta])[:k]
+        out[every, every] = torch.cat([self.first[sample, None], beta])[:k]
         out[every + 1, every] = alpha
         return out
+
+    def _steps_of(self, samples: int | Sequence[int]) -> int:
+        one = samples if isinstance(samples, int) else samples[0]
+        return int(self.steps[one])
+
+    def _on_device(self, active: Bool[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+        """The same tensor until the samples change, so that operators know it again."""
+        if self._mask.device != self.vectors.device or not torch.equal(
+            active, self._active
+        ):
+            self._active, self._mask = active, active.to(self.vectors.device)
+        return self._mask
 
     def _rounding(self) -> Float[Tensor, " batch"]:
         return _BREAKDOWN * self._eps * self._scale
@@ -162,6 +188,14 @@ class Bidiagonalisation:
 
         self.vectors = grown(self.vectors)
         self.alpha, self.beta = grown(self.alpha), grown(self.beta)
+
+
+def _length(u: Float[Tensor, "batch rows"]) -> Float[Tensor, " batch"]:
+    """Norms in float64: a gradient has millions of entries."""
+    if u.dtype == torch.float64:
+        return norm(u)
+    length: Tensor = torch.linalg.vector_norm(u, dim=1, dtype=torch.float64)
+    return length
 
 
 def unit(u: Float[Tensor, "batch rows"]) -> tuple[Tensor, Float[Tensor, " batch"]]:
@@ -178,11 +212,11 @@ def unit(u: Float[Tensor, "batch rows"]) -> tuple[Tensor, Float[Tensor, " batch"
 
 
 def probable_lower_bound(
-    nodes: Float[Tensor, " k"],
-    couplings: Float[Tensor, " k"],
+    nodes: Float[Tensor, "*batch k"],
+    couplings: Float[Tensor, "*batch k"],
     size: int,
     risk: float,
-) -> float:
+) -> Float[Tensor, "*batch"]:
     """Return a lower bound of the smallest eigenvalue of H ⪰ 0, true but for a risk.
 
     Lanczos from a unit vector q_1 gives q_{k+1} = p_k(H) q_1 with the polynomial
@@ -204,34 +238,29 @@ def probable_lower_bound(
         risk: probability that the bound is wrong.
 
     Returns:
-        The bound, 0 where nothing better is known.
+        The bounds, 0 where nothing better is known.
 
     Example:
         >>> import torch
         >>> theta = torch.tensor([2.0, 1.0]).double()
         >>> b = torch.full_like(theta, 1e-12)
-        >>> probable_lower_bound(theta, b, 10, 1e-3) > 0.999
+        >>> bool(probable_lower_bound(theta, b, 10, 1e-3) > 0.999)
         True
     """
-    smallest = float(nodes.min())
-    if smallest <= 0 or not bool((couplings > 0).all()):
-        return 0.0
+    smallest = nodes.amin(-1, keepdim=True)
+    known = (smallest > 0) & (couplings > 0).all(-1, keepdim=True)
     component = 1.0 if size == 1 else min(1.0, risk * math.sqrt(math.pi / (2 * size)))
-    wanted = float(couplings.log().sum()) - math.log(component)
-
-    def reached(t: float) -> bool:
-        return float((nodes - t).log().sum()) >= wanted
-
-    if not reached(0.0):
-        return 0.0
+    wanted = couplings.log().sum(-1, keepdim=True) - math.log(component)
+    known = known & (nodes.log().sum(-1, keepdim=True) >= wanted)
+    if not bool(known.any()):
+        return torch.zeros_like(smallest[..., 0])
     # In u = log(θ − t): near θ the bound sits at a distance of many decades.
-    low, high = math.log(smallest) - 80.0, math.log(smallest)
+    high = torch.where(known, smallest, 1.0).log()
+    low = high - 80.0
     for _ in range(60):
         middle = (low + high) / 2
-        gap = math.exp(middle)
-        others = (nodes - smallest + gap).log().sum()
-        if float(others) >= wanted:
-            high = middle
-        else:
-            low = middle
-    return max(smallest - math.exp(high), 0.0)
+        others = (nodes - smallest + middle.exp()).log().sum(-1, keepdim=True)
+        beyond = others >= wanted
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    bound = (smallest - high.exp()).clamp_min(0.0)
+    return torch.where(known, bound, 0.0)[..., 0]

@@ -95,11 +95,11 @@ def quadrature(
         known = [(none, none[:, None].expand(0, n).mT)] * batch
     bounds = [0.0] * batch if lower is None else lower.tolist()
     starts: list[list[Probe]] = [[] for _ in range(batch)]
-    failed = torch.zeros(batch, dtype=torch.bool, device=device)
-    products = torch.zeros(batch, dtype=torch.int64, device=device)
+    failed = torch.zeros(batch, dtype=torch.bool)
+    products = torch.zeros(batch, dtype=torch.int64)
     for draw in draws:
         start = torch.stack([complement(draw, vectors) for _, vectors in known])
-        start[failed] = 0.0
+        start = start * ~failed.to(device)[:, None]
         chain = Bidiagonalisation(factor, start, depth)
         _run(chain, bounds, min(depth, n), functions, tol)
         failed = failed | chain.failed

@@ -117,6 +117,8 @@ class Basis:
         resolved = torch.zeros_like(values, dtype=torch.bool)
         earlier = earlier or {}
         aged = torch.zeros(n, dtype=torch.bool, device=values.device)
+        fresh = [i for i in range(n) if i not in earlier]
+        rounding = dict(zip(fresh, jacobian.roundings(fresh), strict=True))
         for i in range(n):
             if i in earlier:
                 aged[i] = True
@@ -128,7 +130,7 @@ class Basis:
             if spectrum.eigenvectors is None or not bool(spectrum.converged.all()):
                 continue
             normalised = spectrum.eigenvalues[0].clamp_min(0)
-            floor = spectrum.floor[0].clamp_min(jacobian.rounding(i) ** 2)
+            floor = spectrum.floor[0].clamp_min(rounding[i] ** 2)
             resolved[i] = spectrum.resolved[0] & (normalised > floor)
             resolved[i, min(d_theta, d_x) :] = False
             values[i] = normalised * jacobian.scale[i] ** 2

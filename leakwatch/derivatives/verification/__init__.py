@@ -6,6 +6,14 @@ from leakwatch.derivatives.verification.forward_watch import (
     refuse_reads_outside_layers,
     refuse_stray_reads,
 )
+from leakwatch.derivatives.verification.known import known, remember
 from leakwatch.derivatives.verification.verify import Path, examine
 
-__all__ = ["Path", "examine", "refuse_reads_outside_layers", "refuse_stray_reads"]
+__all__ = [
+    "Path",
+    "examine",
+    "known",
+    "refuse_reads_outside_layers",
+    "refuse_stray_reads",
+    "remember",
+]

@@ -37,20 +37,23 @@ def from_gram(inputs: ScoreInputs, plan: Plan) -> Iterator[SampleSpectrum]:
         inputs: the samples.
         plan: what to measure, and the memory for it.
     """
-    jacobian = inputs.jacobian
+    finite = torch.isfinite(inputs.jacobian.norm).tolist()
+    rounding = inputs.rounding()
     for i in range(len(inputs)):
-        if not bool(torch.isfinite(jacobian.norm[i])):
+        if not finite[i]:
             yield SampleSpectrum.failed(NOT_FINITE)
             continue
         try:
-            yield _of_sample(inputs, i, plan)
+            yield _of_sample(inputs, i, plan, rounding[i])
         except Exception as error:
             reason = describe_error(error)
             _log.warning("leakwatch could not score a sample: %s", reason)
             yield SampleSpectrum.failed(Status("failed", reason))
 
 
-def _of_sample(inputs: ScoreInputs, sample: int, plan: Plan) -> SampleSpectrum:
+def _of_sample(
+    inputs: ScoreInputs, sample: int, plan: Plan, rounding: float
+) -> SampleSpectrum:
     jacobian = inputs.jacobian
     gram = jacobian.gram(sample, max_memory=plan.max_memory)
     scale = float(jacobian.scale[sample])
@@ -59,7 +62,7 @@ def _of_sample(inputs: ScoreInputs, sample: int, plan: Plan) -> SampleSpectrum:
         scale=scale,
         d_theta=jacobian.shape[1],
         eps=torch.finfo(jacobian.dtype).eps,
-        rounding=inputs.rounding(sample),
+        rounding=rounding,
         along=gram.along if plan.cosine else None,
         norm=gram.norm * scale,
         eigenvectors=plan.eigenvectors,

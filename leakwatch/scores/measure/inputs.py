@@ -66,13 +66,15 @@ class ScoreInputs:
     @cached_property
     def losses(self) -> Float[Tensor, " batch"]:
         """The loss of each sample, whatever the rest of the batch."""
-        # One by one: the last digit of a batched loss depends on the rest of the batch.
-        return torch.cat(
-            [
-                self.gradients.losses(self.x[i : i + 1], self.y[i : i + 1])
-                for i in range(len(self))
-            ]
-        )
+        try:
+            # The last digit of a batched loss depends on the rest of the batch.
+            precise = self.gradients.in_dtype(torch.float64).losses(self.x, self.y)
+            return precise.to(self.gradients.dtype)
+        except Exception:  # a network that has no float64
+            rows = [slice(i, i + 1) for i in range(len(self))]
+            return torch.cat(
+                [self.gradients.losses(self.x[i], self.y[i]) for i in rows]
+            )
 
     @cached_property
     def arriving_noise(self) -> Float[Tensor, "batch draws d_x"]:
@@ -94,14 +96,18 @@ class ScoreInputs:
             h, self.pixels[sample], self.offset[sample], self.arriving_noise[sample]
         )
 
-    def rounding(self, sample: int) -> float:
-        """‖ΔJ̃‖_F, or 0 where the network has no other precision to compare with."""
+    def rounding(self, *, directions: int = 3) -> list[float]:
+        """‖ΔJ̃‖_F, or 0 where the network has no other precision to compare with.
+
+        Args:
+            directions: see :meth:`GradientJacobian.roundings`.
+        """
         try:
-            return self.jacobian.rounding(sample)
+            return self.jacobian.roundings(directions=directions).tolist()
         except Exception as error:
             self.gradients.note(
                 "how much rounding changes its Jacobian is assumed, not measured: it "
                 "can't be evaluated in both float32 and float64 "
                 f"({type(error).__name__})"
             )
-            return 0.0
+            return [0.0] * len(self)

@@ -38,8 +38,7 @@ def from_power(inputs: ScoreInputs, plan: Plan) -> Iterator[SampleSpectrum]:
     plain = cosine = [(NOT_ASKED, NOT_ASKED)] * batch
     if plan.largest:
         spectrum = _solve(inputs, plan, cosine=False)
-        measured = [inputs.rounding(i) for i in range(batch)]
-        off = spectrum.floor.new_tensor(measured)
+        off = spectrum.floor.new_tensor(inputs.rounding())
         floor = spectrum.floor + off * (2 * spectrum.lambda_max.abs().sqrt() + off)
         plain = _ends(spectrum, plan, floor, d_theta < d_x)
         if plan.cosine:

@@ -115,7 +115,7 @@ def score_client(
     offset = inputs.offset
     if offset is None:
         raise ValueError("scores of a client need the offset x − μ, got None.")
-    rounding = [inputs.rounding(i) for i in range(len(inputs))]
+    rounding = inputs.rounding()
     samples: list[dict[str, Value]] = [{} for _ in rounding]
     if effort.blocks:
         blocks = _blocks(inputs, offset, mismatch, effort, rounding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,55 @@ def test_a_network_without_another_precision_is_scored_and_noted(
     found = score(SinglePrecisionOnly(), torch.rand(2, 16), LABELS, "lavp")
     assert bool(found.usable("lavp_l2_max").all())
     assert "assumed, not measured" in caplog.text
+
+
+class Contrast(nn.Module):
+    """Amplifies what is left of its input without its mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+
+
+def test_samples_together_and_alone_have_the_same_rounding() -> None:
+    net = network(Contrast(), 0)
+    x = torch.rand(3, 16) + torch.tensor([[0.0], [100.0], [1e4]])
+    labels = torch.tensor([0, 1, 2])
+    j = GradientJacobian(GradientMap(net), x, labels)
+    together = j.roundings()
+    assert together.shape == (3,)
+    for i in range(3):
+        # Rounding itself depends on how a batch is computed, by little.
+        assert j.rounding(i) == pytest.approx(float(together[i]), rel=0.5)
+    assert float(together[2]) > 100 * float(together[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_bad_sample_of_many_is_seen_when_only_the_largest_is_asked(
+    dtype: torch.dtype,
+) -> None:
+    net = network(Contrast(), 0)
+    x = torch.rand(8, 16, dtype=dtype)
+    x[5] = x[5] * 1e-1 + (1e5 if dtype == torch.float32 else 1e14)
+    labels = torch.arange(8) % 3
+    for scores in (["lavp_l2_max"], ["lavp_l2_max", "lavp_l2_min"]):
+        found = score(net, x, labels, scores, solver="lanczos", dtype=dtype)
+        words = [s.word for s in found.status["lavp_l2_max"]]
+        assert words[5] != "ok"
+        assert words[:5] + words[6:] == ["ok"] * 7
+
+
+def test_the_largest_alone_costs_one_precise_tangent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[torch.dtype] = []
+    jvp = GradientMap.jvp
+
+    def counted(at: GradientMap, *args: Any) -> Tensor:
+        taken.append(at.dtype)
+        return jvp(at, *args)
+
+    monkeypatch.setattr(GradientMap, "jvp", counted)
+    net = network(nn.Identity(), 0)
+    found = score(net, torch.rand(4, 16), torch.arange(4) % 3, ["lavp_l2_max"])
+    assert [s.word for s in found.status["lavp_l2_max"]] == ["ok"] * 4
+    assert taken == [torch.float64]
