@@ -16,6 +16,7 @@ from torch import Tensor
 
 __all__ = [
     "check_choice",
+    "check_classes",
     "check_dtype",
     "check_flag",
     "check_function",
@@ -226,6 +227,21 @@ def check_samples(x: Tensor, y: Tensor) -> None:
         raise ValueError(
             f"one label per sample and at least one sample are needed, got inputs of "
             f"shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}."
+        )
+
+
+def check_classes(y: Tensor, who: str) -> None:
+    """Raises unless the labels are class indices.
+
+    Args:
+        y: labels of samples.
+        who: takes no others; the subject of the error's sentence.
+    """
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex():
+        raise ValueError(
+            f"{who} takes class indices only, got targets of shape "
+            f"{tuple(y.shape)} and {y.dtype}; leakwatch.score, leakwatch.attack, "
+            f"LeakageMonitor and InversionAudit take others, with a criterion."
         )
 
 

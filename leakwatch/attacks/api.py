@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from leakwatch.attacks import presets
@@ -25,7 +25,7 @@ __all__ = ["attack"]
 def attack(
     module: nn.Module,
     x: Float[Tensor, "n ..."],
-    y: Int[Tensor, " n"],
+    y: Shaped[Tensor, "n ..."],
     preset: str | Attack = "inverting-gradients",
     *,
     start: StartKind | Start | None = None,
@@ -57,8 +57,10 @@ def attack(
             unless ``criterion`` says otherwise.
         x: true samples, network-input units: they make the gradients, and nothing else
             of them reaches the attack unless ``start`` is ``"near"``.
-        y: their class indices. The network is attacked in evaluation mode, whatever
-            mode it is in: BatchNorm with its running statistics, no dropout.
+        y: their class indices, or the targets that ``criterion`` takes: soft labels,
+            several labels, numbers, masks. These have to be known. The network is
+            attacked in evaluation mode, whatever mode it is in: BatchNorm with its
+            running statistics, no dropout.
         preset: a published attack by name (``"dlg"``, ``"idlg"``,
             ``"inverting-gradients"``, ``"gradinversion-bn"``, ``"lavp-l2"``,
             ``"lavp-cosine"``, ``"gauss-newton"``, ``"combined"``, ``"ci-net"``), or an
@@ -129,6 +131,12 @@ def attack(
         perturb=perturb,
     )
     if labels == "inferred":
+        if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            raise ValueError(
+                "labels='inferred' reads class indices off the last layer's gradient; "
+                f"targets of shape {tuple(y.shape[1:])} and {y.dtype} have to be "
+                "known: labels='known'."
+            )
         shared = shared.without_labels()
     begins = chosen.start if start is None else start
     if not isinstance(begins, Start):

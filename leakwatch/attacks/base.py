@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self, TypeAlias, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from leakwatch.attacks.labels.infer import LabelMethod, infer_labels
@@ -135,7 +135,7 @@ class AttackTask(ABC):
     """
 
     gradients: GradientMap
-    labels: Int[Tensor, "targets images"]
+    labels: Shaped[Tensor, "targets images ..."]
     pixels: PixelScale
     start: Start
     seed: int
@@ -520,7 +520,7 @@ class GradientAttack(BaseAttack, ABC):
 
     def labels_of(
         self, shared: SharedGradient, gradients: GradientMap
-    ) -> tuple[Int[Tensor, "targets images"], tuple[str, ...]]:
+    ) -> tuple[Shaped[Tensor, "targets images ..."], tuple[str, ...]]:
         """Labels to work with, and what may be wrong with those of each target.
 
         Known ones, or else inferred.
@@ -530,7 +530,7 @@ class GradientAttack(BaseAttack, ABC):
 
 def labels_of(
     shared: SharedGradient, gradients: GradientMap, method: LabelMethod = "auto"
-) -> tuple[Int[Tensor, "targets images"], tuple[str, ...]]:
+) -> tuple[Shaped[Tensor, "targets images ..."], tuple[str, ...]]:
     """Labels that are known, or else inferred, and what may be wrong with them.
 
     Args:

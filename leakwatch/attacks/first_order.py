@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, final, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from leakwatch.attacks.base import (
@@ -150,7 +150,7 @@ class FirstOrder(DescentSettings, GradientAttack):
 
     def labels_of(
         self, shared: SharedGradient, gradients: GradientMap
-    ) -> tuple[Int[Tensor, "targets images"], tuple[str, ...]]:
+    ) -> tuple[Shaped[Tensor, "targets images ..."], tuple[str, ...]]:
         """Known labels, or inferred ones; none where they are optimised."""
         if self.joint_labels:
             nothing = torch.zeros(shared.targets, shared.images, dtype=torch.long)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from leakwatch.status import Status
@@ -48,7 +48,7 @@ class Reconstruction:
     """
 
     images: Float[Tensor, "targets ..."]
-    labels: Int[Tensor, "targets ..."]
+    labels: Shaped[Tensor, "targets ..."]
     loss: Float[Tensor, " targets"]
     relative: Float[Tensor, " targets"]
     status: tuple[Status, ...]

@@ -30,7 +30,8 @@ class SharedGradient:
     Args:
         gradient: in the order of ``named_parameters()`` that require gradients, as
             :class:`GradientMap` gives it; kept detached.
-        labels: class of each sample, ``None`` when they are unknown.
+        labels: class of each sample, or whatever target the criterion takes;
+            ``None`` when they are unknown.
         sample_shape: shape of one sample, without a batch dimension.
         images: samples that each gradient is averaged over.
         noise_std: known standard deviation of the Gaussian noise on each entry of the
@@ -55,7 +56,7 @@ class SharedGradient:
     """
 
     gradient: Float[Tensor, "targets d_theta"]
-    labels: Int[Tensor, "targets images"] | None
+    labels: Shaped[Tensor, "targets images ..."] | None
     sample_shape: tuple[int, ...]
     images: int = 1
     noise_std: float = 0.0
@@ -77,9 +78,10 @@ class SharedGradient:
                 f"the gradient of target {int(broken)} is not finite{added}."
             )
         check_integer("images", self.images)
-        if self.labels is not None and self.labels.shape != (len(g), self.images):
+        if self.labels is not None and self.labels.shape[:2] != (len(g), self.images):
             raise ValueError(
-                f"labels must be (targets, images) = {(len(g), self.images)}, got "
+                f"labels must be (targets, images) = {(len(g), self.images)}, then the "
+                f"shape of one, got "
                 f"{tuple(self.labels.shape)}."
             )
         check_number("noise_std", self.noise_std, "[0, inf)", example=1e-3)
@@ -99,7 +101,7 @@ class SharedGradient:
         cls,
         gradients: GradientMap,
         x: Float[Tensor, "n ..."],
-        y: Shaped[Tensor, " n"],
+        y: Shaped[Tensor, "n ..."],
         *,
         images: int = 1,
         noise_std: float = 0.0,
@@ -158,7 +160,7 @@ class SharedGradient:
         left = None if perturb is None else (g - clean).double().norm(dim=1)
         return cls(
             g,
-            y.reshape(-1, images),
+            y.reshape(-1, images, *y.shape[1:]),
             tuple(x.shape[1:]),
             images,
             noise_std,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from leakwatch.attacks.pixels import PixelScale
@@ -39,7 +39,7 @@ def mismatch(
     gradients: GradientMap,
     shared: SharedGradient,
     images: Float[Tensor, "targets images ..."],
-    labels: Int[Tensor, "targets images"],
+    labels: Shaped[Tensor, "targets images ..."],
 ) -> tuple[Float[Tensor, " targets"], Float[Tensor, " targets"]]:
     """How far the gradients of these images are from the shared ones.
 
@@ -77,7 +77,7 @@ def mismatch(
 def uninformed(
     gradients: GradientMap,
     shared: SharedGradient,
-    labels: Int[Tensor, "targets images"],
+    labels: Shaped[Tensor, "targets images ..."],
     pixels: PixelScale,
 ) -> tuple[Float[Tensor, " targets"], Float[Tensor, " targets"]]:
     """How far the gradients of images are that know nothing of the sample.

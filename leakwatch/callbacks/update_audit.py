@@ -34,7 +34,7 @@ from leakwatch.callbacks._probing.training_probes import (
     training_probes,
 )
 from leakwatch.callbacks.probe_callback import RecordingCallback
-from leakwatch.checks import check_flag, check_integer, check_number
+from leakwatch.checks import check_classes, check_flag, check_integer, check_number
 from leakwatch.probes import ProbeSet
 from leakwatch.quality import check_metrics
 from leakwatch.reporting import Quantity, Row
@@ -194,13 +194,14 @@ class UpdateAudit(RecordingCallback):
 
         Raises:
             TypeError: for data that know no clients.
-            ValueError: for clients that there are not.
+            ValueError: for clients that there are not, or targets that are no class
+                indices.
         """
         caller = type(self).__name__
         self._members = chosen_clients(
             only_loader(source, caller).dataset, self.clients, self.seed
         )
-        return training_probes(
+        probes = training_probes(
             source,
             caller=caller,
             n=1,
@@ -210,6 +211,8 @@ class UpdateAudit(RecordingCallback):
             data_range=self.data_range,
             indices=[i for part in self._members.values() for i in part],
         )
+        check_classes(probes.y, caller)
+        return probes
 
     @property
     def watched(self) -> tuple[int, ...]:

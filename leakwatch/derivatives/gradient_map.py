@@ -139,6 +139,12 @@ class GradientMap(DifferentiableNetwork):
                 f"the default criterion needs integer class labels, got {y.dtype}; "
                 f"use y.long(), or pass a criterion for other targets."
             )
+        if default and y.ndim != 1:
+            raise ValueError(
+                f"the default criterion needs one class label per sample, got labels "
+                f"of shape {tuple(y.shape)}; use y.argmax(1) for one-hot labels, or "
+                f"pass a criterion for other targets."
+            )
         logits, losses = _logits_and_losses(self, x[:2], y[:2])
         if default:
             _check_classes(self, y, logits)

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from leakwatch.normalization import check_channels
-from leakwatch.probes.items import as_input, as_label, as_tensor
+from leakwatch.probes.items import as_input, as_target, as_tensor, is_class
 
 __all__ = [
     "check_finite",
     "check_index",
     "check_indices",
     "check_inputs",
-    "check_labels",
     "check_range",
+    "check_targets",
     "checked_fields",
 ]
 
@@ -30,8 +30,8 @@ def checked_fields(probes: Any) -> dict[str, Any]:
     index = tuple(int(i) for i in probes.index)
     check_index(index, len(x))
     check_finite(x, index)
-    y = check_labels(probes.y, len(x))
-    class_names = probes.class_names
+    y = check_targets(probes.y, len(x))
+    class_names = probes.class_names if is_class(y[0]) else None
     if class_names is not None:
         class_names = tuple(map(str, class_names))
         check_range(y, index, len(class_names))
@@ -145,18 +145,22 @@ def check_finite(x: Float[Tensor, "n ..."], index: tuple[int, ...]) -> None:
         )
 
 
-def check_labels(y: Any, n: int) -> Int[Tensor, " n"]:
-    """Labels as n non-negative 64-bit integers."""
-    labels = as_tensor(y, "y")
-    if labels.shape != (n,):
+def check_targets(y: Any, n: int) -> Shaped[Tensor, "n ..."]:
+    """One class index for each of n probes, int64, or other targets for a criterion."""
+    given = as_tensor(y, "y").detach()
+    if given.ndim == 0 or len(given) != n:
         raise ValueError(
-            f"y has shape {tuple(labels.shape)} for {n} probes; expected ({n},), one "
-            "class index per probe (for one-hot labels y.argmax(1))"
+            f"y has shape {tuple(given.shape)} for {n} probes; expected ({n},), one "
+            f"class index per probe, or ({n}, ...), one target for a criterion"
         )
-    for i, label in enumerate(labels):
-        if as_label(label, f"probe {i}") < 0:
-            raise ValueError(
-                f"probe {i} has label {int(label)}; expected class indices from 0. "
-                "Leave unlabelled items out, or map labels with target_transform"
-            )
-    return labels.detach().to("cpu", torch.long)
+    targets = torch.stack([as_target(target, "y") for target in given])
+    if targets.ndim == 1 and targets.dtype == torch.long and bool((targets < 0).any()):
+        i = int((targets < 0).nonzero()[0])
+        raise ValueError(
+            f"probe {i} has label {int(targets[i])}; expected class indices from 0. "
+            "Leave unlabelled items out, or map labels with target_transform"
+        )
+    if not bool(targets.isfinite().all()):
+        i = int((~targets.isfinite()).reshape(n, -1).any(1).nonzero()[0])
+        raise ValueError(f"the target of probe {i} holds NaN or infinity")
+    return targets

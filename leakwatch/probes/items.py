@@ -1,4 +1,4 @@
-"""Reading one item of a data set as a network input and a class index."""
+"""Reading one item of a data set as a network input and a class index, or target."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch.utils.data import IterableDataset
 
 __all__ = [
     "as_input",
-    "as_label",
+    "as_target",
     "as_tensor",
     "dataset_of",
     "dataset_size",
+    "is_class",
     "read_item",
 ]
 
@@ -67,15 +68,15 @@ def dataset_size(dataset: Any) -> int:
     return size
 
 
-def read_item(dataset: Any, index: int) -> tuple[Float[Tensor, " ..."], int]:
-    """Fetch item `index` as (input, class index).
+def read_item(dataset: Any, index: int) -> tuple[Float[Tensor, " ..."], Tensor]:
+    """Fetch item `index` as (input, target); see `as_target`.
 
     An item is (input, label), (input, label, anything), or a mapping or named tuple
     with one of the keys `INPUT_KEYS` and one of `LABEL_KEYS`.
 
     Raises:
         TypeError: the item has another form, or its input is not floating point.
-        ValueError: its label is not one class index, or the data set raises an error.
+        ValueError: its label is empty, or the data set raises an error.
     """
     where = f"item {index} of {type(dataset).__name__}"
     try:
@@ -109,7 +110,7 @@ def read_item(dataset: Any, index: int) -> tuple[Float[Tensor, " ..."], int]:
             f"{where} is a {type(item).__name__}; expected (input, label) or a mapping "
             "like {'image': input, 'label': label}"
         )
-    return as_input(x, where), as_label(y, where)
+    return as_input(x, where), as_target(y, where)
 
 
 def _by_name(fields: dict[str, Any], where: str) -> dict[str, Any] | None:
@@ -171,22 +172,29 @@ def as_tensor(value: Any, where: str) -> Tensor:
     return tensor if asked else tensor.float()
 
 
-def as_label(value: Any, where: str) -> int:
-    """Convert a label to a class index.
+def as_target(value: Any, where: str) -> Tensor:
+    """Convert a label to a class index, or to what another criterion takes.
+
+    Returns:
+        One integer as a class index, int64 of shape ``()``. Anything else keeps its
+        shape: numbers in float32 (float64 if given so), integers in int64, or bool.
 
     Raises:
-        TypeError: `value` is not a number.
-        ValueError: `value` is not a single integer.
+        TypeError: `value` does not consist of real numbers.
+        ValueError: `value` is empty.
     """
-    label = as_tensor(value, where)
-    if label.numel() != 1:
-        raise ValueError(
-            f"the label has shape {tuple(label.shape)} ({where}); expected one class "
-            "index. For one-hot labels pass label.argmax() through target_transform"
-        )
-    if label.is_floating_point() or label.is_complex():
-        raise ValueError(
-            f"the label is {label.item()!r} of {label.dtype} ({where}); expected an "
-            "integer class index"
-        )
-    return int(label.item())
+    target = as_tensor(value, where).detach().cpu()
+    if target.is_complex():
+        raise TypeError(f"the label is complex ({where}); expected real numbers")
+    if target.numel() == 0:
+        raise ValueError(f"the label is empty ({where})")
+    if target.dtype == torch.bool and target.numel() > 1:
+        return target
+    if target.is_floating_point():
+        return target if target.dtype == torch.float64 else target.float()
+    return target.reshape(()).long() if target.numel() == 1 else target.long()
+
+
+def is_class(target: Tensor) -> bool:
+    """Whether a target is one class index."""
+    return target.ndim == 0 and target.dtype == torch.long

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -22,12 +22,18 @@ from leakwatch.probes.checks import (
     check_index,
     check_indices,
     check_inputs,
-    check_labels,
     check_range,
+    check_targets,
     checked_fields,
 )
 from leakwatch.probes.dataset_state import DatasetState
-from leakwatch.probes.items import as_input, dataset_of, dataset_size, read_item
+from leakwatch.probes.items import (
+    as_input,
+    dataset_of,
+    dataset_size,
+    is_class,
+    read_item,
+)
 from leakwatch.probes.pipeline import find_class_names, find_normalization
 from leakwatch.probes.samplers import sampled_items
 from leakwatch.probes.scale import (
@@ -60,7 +66,8 @@ class ProbeSet:
 
     Attributes:
         x: network inputs, float32 (float64 if given so), on the CPU, a copy.
-        y: class indices.
+        y: class indices, int64, or another target of each for a criterion: several
+            labels, soft labels, numbers, masks.
         index: data-set index of each probe, its identity over epochs.
         data_range: peak value for PSNR, in pixel units; 1.0 when mean and std are
             known.
@@ -87,7 +94,7 @@ class ProbeSet:
     """
 
     x: Float[Tensor, "n ..."]
-    y: Int[Tensor, " n"]
+    y: Shaped[Tensor, "n ..."]
     index: tuple[int, ...]
     data_range: float
     prior_std: float
@@ -129,7 +136,8 @@ class ProbeSet:
         Items are (input, label), (input, label, anything), or mappings or named tuples
         with the keys image/x and label/y. Each class gets n // classes probes; classes
         drawn at random get one more, and classes that run out leave theirs to the
-        others.
+        others. Where labels are no class indices, items are drawn at random, and
+        scoring them takes a criterion.
 
         Without `mean` and `std` a transform called `Normalize` is looked for, then the
         attributes `mean` and `std` of the data set (used if some input lies outside of
@@ -180,7 +188,7 @@ class ProbeSet:
             check_integer("per_class", per_class)
         state = DatasetState(dataset)
 
-        def read(index: int) -> tuple[Float[Tensor, " ..."], int]:
+        def read(index: int) -> tuple[Float[Tensor, " ..."], Tensor]:
             # Seeded per item: an augmentation must not depend on what was read before.
             item_seed = (seed * 1_000_003 + index) % 2**32
             seed_streams(item_seed)
@@ -198,7 +206,7 @@ class ProbeSet:
                 chosen = check_indices(indices, size)
                 items = [read(index) for index in chosen]
             x = _stack([x for x, _ in items], chosen)
-            y = torch.tensor([label for _, label in items], device="cpu")
+            y = _stack([target for _, target in items], chosen, "target of item")
             if mean is None and std is None:
                 outside = bool((x < 0).any() or (x > 1).any())
                 pair = find_normalization(dataset, trust_attributes=outside)
@@ -206,7 +214,7 @@ class ProbeSet:
                     mean, std = pair
             if class_names is None:
                 named = find_class_names(dataset)
-                if named is not None and int(y.max()) < len(named):
+                if named is not None and is_class(y[0]) and int(y.max()) < len(named):
                     class_names = named
             if prior_samples is None:
                 most = max(_PRIOR_NUMBERS // x[0].numel(), _FEWEST_SAMPLES)
@@ -262,7 +270,7 @@ class ProbeSet:
     def from_tensors(
         cls,
         x: Tensor,
-        y: Tensor | Sequence[int],
+        y: Tensor | Sequence[Any],
         index: Sequence[int] | None = None,
         mean: Channels | None = None,
         std: Channels | None = None,
@@ -274,7 +282,7 @@ class ProbeSet:
 
         Args:
             x: network inputs, shape (n, ...).
-            y: class indices, shape (n,).
+            y: class indices, shape (n,), or other targets, shape (n, ...).
             index: identity of each probe; default 0, 1, ....
             mean: of the normalisation that was applied, in pixel units.
             std: as `mean`.
@@ -293,10 +301,23 @@ class ProbeSet:
 
     def __repr__(self) -> str:
         # No pixel values: these samples are private and reprs end up in logs.
+        targets = f"targets={tuple(self.y.shape[1:])} of {self.y.dtype}"
+        if self.has_classes:
+            targets = f"classes={len(set(self.labels))}"
         return (
-            f"ProbeSet(n={len(self)}, shape={tuple(self.x.shape[1:])}, "
-            f"classes={len(set(self.y.tolist()))}, units={self.units!r})"
+            f"ProbeSet(n={len(self)}, shape={tuple(self.x.shape[1:])}, {targets}, "
+            f"units={self.units!r})"
         )
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are class indices."""
+        return is_class(self.y[0])
+
+    @property
+    def labels(self) -> tuple[int | None, ...]:
+        """Class of each probe; None where targets are no class indices."""
+        return tuple(self.y.tolist()) if self.has_classes else (None,) * len(self)
 
     def pixels(self) -> Float[Tensor, "n ..."]:
         """The probes in pixel units; `x` itself where these are unknown."""
@@ -318,8 +339,13 @@ class ProbeSet:
         return from_pixels_slope(self.x.shape[1:], self.std)
 
     def class_of(self, i: int) -> str:
-        """Name of the class of probe `i`, or its number if classes have no names."""
-        label = int(self.y[i])
+        """Name of the class of probe `i`, or its number if classes have no names.
+
+        Empty where targets are no class indices.
+        """
+        label = self.labels[i]
+        if label is None:
+            return ""
         return str(label) if self.class_names is None else self.class_names[label]
 
     def check_labels(self, num_classes: int) -> None:
@@ -328,6 +354,8 @@ class ProbeSet:
         Raises:
             ValueError: a label is too large.
         """
+        if not self.has_classes:
+            raise ValueError(f"{self!r} has no class indices to check")
         check_range(self.y, self.index, num_classes)
 
     def split(self, rank: int, world_size: int) -> ProbeSet:
@@ -359,7 +387,7 @@ class ProbeSet:
 
 def _fields(
     x: Tensor,
-    y: Tensor | Sequence[int],
+    y: Tensor | Sequence[Any],
     index: list[int],
     mean: Channels | None,
     std: Channels | None,
@@ -381,7 +409,7 @@ def _fields(
         centre, spread = prior.mean, prior.std
     return {
         "x": x,
-        "y": check_labels(y, len(x)),
+        "y": check_targets(y, len(x)),
         "index": tuple(index),
         "data_range": float(peak),
         "prior_mean": centre.to(x.dtype),
@@ -395,7 +423,7 @@ def _fields(
 
 
 def _readable(
-    read: Callable[[int], tuple[Tensor, int]], indices: Iterable[int]
+    read: Callable[[int], tuple[Tensor, Tensor]], indices: Iterable[int]
 ) -> Iterator[Float[Tensor, " ..."]]:
     """The inputs of those items that can be read."""
     for index in indices:
@@ -406,13 +434,15 @@ def _readable(
         yield x
 
 
-def _stack(inputs: list[Tensor], index: list[int]) -> Float[Tensor, "n ..."]:
+def _stack(
+    inputs: list[Tensor], index: list[int], what: str = "item"
+) -> Shaped[Tensor, "n ..."]:
     for x, i in zip(inputs, index, strict=True):
         if x.shape != inputs[0].shape:
             raise ValueError(
-                f"item {index[0]} has shape {tuple(inputs[0].shape)} and item {i} has "
-                f"shape {tuple(x.shape)}; expected probes of one shape: resize or crop "
-                "in the data set's transform"
+                f"{what} {index[0]} has shape {tuple(inputs[0].shape)} and {what} {i} "
+                f"has shape {tuple(x.shape)}; expected probes of one shape: resize or "
+                "crop in the data set's transform"
             )
     double = any(x.dtype == torch.float64 for x in inputs)
     return torch.stack([x.double() if double else x for x in inputs])

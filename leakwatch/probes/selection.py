@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from leakwatch.probes.items import read_item
+from leakwatch.probes.items import is_class, read_item
 
 __all__ = ["draw_items", "find_labels", "stratified"]
 
-Item = tuple[Float[Tensor, " ..."], int]
+Item = tuple[Float[Tensor, " ..."], Tensor]
 Read = Callable[[int], Item]
 
 # Draws in which items that can't be read are replaced.
@@ -39,7 +39,8 @@ def draw_items(
 
     Labels are taken from where data sets usually keep them; if there are none, up to
     `max_scan` items are read in a random order and only those can be drawn. Where an
-    item can't be read, another one of its class takes its place.
+    item can't be read, another one of its class takes its place. Items whose targets
+    are no class indices are drawn at random.
 
     Args:
         dataset: map-style.
@@ -52,7 +53,7 @@ def draw_items(
 
     Raises:
         TypeError: none of the items drawn can be read: the error of the first.
-        ValueError: the same.
+        ValueError: the same; or `per_class` without class indices.
 
     Warns:
         UserWarning: fewer items than asked for, in total or in a class; items that
@@ -65,14 +66,17 @@ def draw_items(
         labels = found[candidates]
     else:
         order = torch.randperm(len(candidates), generator=generator, device="cpu")
-        candidates = candidates[order[:max_scan]]
-        scanned, errors = _attempts(
-            candidates.tolist(), lambda index: read_item(dataset, index)
-        )
-        if not scanned:
-            raise next(iter(errors.values()))
-        candidates = torch.tensor(list(scanned), device="cpu")
-        labels = torch.tensor([label for _, label in scanned.values()], device="cpu")
+        candidates = candidates[order]
+        labels = torch.zeros(len(candidates), dtype=torch.long, device="cpu")
+        seen = _scanned(dataset, candidates[:max_scan].tolist())
+        if seen is not None:
+            candidates = torch.tensor(list(seen), device="cpu")
+            labels = torch.tensor(list(seen.values()), device="cpu")
+        elif per_class is not None:
+            raise ValueError(
+                f"per_class={per_class} needs class indices, and the targets of "
+                f"{type(dataset).__name__} are none; say how many to draw at random: n="
+            )
     _warn_if_short(labels, n, per_class, f"data set size {len(dataset)}, {max_scan=}")
     items: dict[int, Item] = {}
     failed: dict[int, Exception] = {}
@@ -96,6 +100,24 @@ def draw_items(
             stacklevel=3,
         )
     return chosen, [items[i] for i in chosen]
+
+
+def _scanned(dataset: Any, candidates: Sequence[int]) -> dict[int, int] | None:
+    """Index → class of the items that can be read, None if an item has no class."""
+    seen: dict[int, int] = {}
+    errors: list[Exception] = []
+    for index in candidates:
+        try:
+            _, target = read_item(dataset, index)
+        except Exception as error:
+            errors.append(error)
+            continue
+        if not is_class(target):
+            return None
+        seen[index] = int(target)
+    if not seen:
+        raise errors[0]
+    return seen
 
 
 def _attempts(

@@ -16,11 +16,15 @@ from leakwatch.attacks.gauss_newton.levenberg_marquardt import (
     LevenbergMarquardtResult,
     LevenbergMarquardtSettings,
 )
-from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
+from leakwatch.attacks.gauss_newton.objective import (
+    PosteriorObjective,
+    fixed_logit_gradient,
+)
 from leakwatch.attacks.gauss_newton.steps import DenseSteps, MatrixFreeSteps
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.start import stream
 from leakwatch.checks import check_choice, check_integer, check_number
+from leakwatch.derivatives import Criterion
 from leakwatch.priors import GaussianPrior
 
 __all__ = ["GaussNewton", "Method", "Waves"]
@@ -208,7 +212,9 @@ class Waves:
         if attack.logits and shared.images == 1:
             slopes = logit_slopes(task.gradients, shared, labels[:, 0])
         if slopes is not None and not self._mislead(slopes):
-            self.easier = self._objective(slopes)
+            self.easier = self._objective(
+                slopes.double()[:, None], fixed_logit_gradient
+            )
 
     def first_images(self) -> Float[Tensor, "restarts targets images ..."]:
         """Where the waves begin, pixels."""
@@ -327,7 +333,9 @@ class Waves:
         )
         return state.run(deadline=self.task.deadline, report=self._report)
 
-    def _objective(self, labels: Tensor) -> PosteriorObjective:
+    def _objective(
+        self, labels: Tensor, criterion: Criterion | None = None
+    ) -> PosteriorObjective:
         low, high = self.pixels.low, self.pixels.high
         std, mean = self.attack.prior_std, self.attack.prior_mean
         noise = self.shared.noise_std
@@ -350,6 +358,7 @@ class Waves:
             labels,
             sample_shape=self.shared.sample_shape,
             pixels=self.pixels,
+            criterion=criterion,
             images=self.shared.images,
             noise_std=noise,
             prior_std=1.0 if std is None else std,

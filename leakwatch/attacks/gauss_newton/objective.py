@@ -66,16 +66,17 @@ class _Smoothed(nn.Module):
     last, τ. A module, since the criterion's own parameters are shared too.
     """
 
-    def __init__(self, criterion: Criterion, *, integer: bool) -> None:
+    def __init__(self, criterion: Criterion, like: Tensor) -> None:
         super().__init__()
         self.criterion = criterion
-        self.integer = integer
+        self.shape, self.kind = like.shape, like.dtype
         self.kinks = _Kinks()
 
     def forward(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        labels, width = y[:, :-1], y[0, -1]
-        if self.integer:
-            labels = labels[:, 0].long()
+        width = y[0, -1]
+        labels = y[:, :-1].reshape(len(y), *self.shape)
+        # Classes and bits were packed with the width; numbers are of the arithmetic.
+        labels = labels.to(x.dtype if self.kind.is_floating_point else self.kind)
         with SmoothedKinks(width) as mode:
             out = self.criterion(module, x, labels)
         self.kinks.met |= mode.met
@@ -92,10 +93,10 @@ class PosteriorObjective:
     Args:
         gradients: the map whose gradients were shared.
         target: g̃, ``(attacks, d_θ)``.
-        labels: ``(attacks, images)``; or slopes δ* ``(attacks, classes)`` for
-            :func:`fixed_logit_gradient`, then there is one image in each attack.
+        labels: ``(attacks, images, ...)``.
         sample_shape: shape of one sample.
         pixels: their scale.
+        criterion: instead of the map's, for labels of another kind.
         images: samples averaged in each gradient.
         noise_std: s; 0 for no prior.
         prior_std: R, pixels.
@@ -119,6 +120,7 @@ class PosteriorObjective:
         *,
         sample_shape: tuple[int, ...],
         pixels: PixelScale,
+        criterion: Criterion | None = None,
         images: int = 1,
         noise_std: float = 0.0,
         prior_std: float = 1.0,
@@ -126,9 +128,7 @@ class PosteriorObjective:
         prior: GaussianPrior | None = None,
         fast: bool = False,
     ) -> None:
-        slopes = labels.is_floating_point()
-        kind = fixed_logit_gradient if slopes else gradients.criterion
-        self._criterion = _Smoothed(kind, integer=not slopes)
+        self._criterion = _Smoothed(criterion or gradients.criterion, labels[0, 0])
         self._map = gradients.with_criterion(self._criterion, torch.float64)
         self._products = self._map
         target = target.to(torch.float64)

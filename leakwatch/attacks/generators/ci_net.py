@@ -93,7 +93,7 @@ class CINetAttack(GradientAttack):
             return search(
                 matcher,
                 self._candidates(task),
-                task.labels.repeat(task.restarts, 1),
+                torch.cat([task.labels] * task.restarts),
                 task.targets,
                 self._phase(),
                 deadline=task.deadline,

@@ -155,7 +155,7 @@ class GIASAttack(GradientAttack):
         first = search(
             matcher,
             Latents(self.generator, latents, scale),
-            task.labels.repeat(task.restarts, 1),
+            torch.cat([task.labels] * task.restarts),
             task.targets,
             # Without a first phase this only judges the random latents.
             self._phase(max(1, steps), self.latent_lr),
@@ -193,7 +193,7 @@ class GIASAttack(GradientAttack):
         return search(
             matcher,
             GeneratorWeights(each, latents, scale),
-            task.labels.repeat(len(latents) // len(task.labels), 1),
+            torch.cat([task.labels] * (len(latents) // len(task.labels))),
             targets,
             self._phase(self.weight_steps, self.weight_lr),
             deadline=task.deadline,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from leakwatch.attacks.base import GradientTask, SearchResult
@@ -116,7 +116,7 @@ class AdamResult:
 def search(
     matcher: Matcher,
     candidates: Candidates,
-    labels: Int[Tensor, "attacks images"],
+    labels: Shaped[Tensor, "attacks images ..."],
     targets: Int[Tensor, " attacks"],
     phase: Phase,
     *,

@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from leakwatch.attacks.base import Progress, SearchResult
@@ -61,7 +61,7 @@ def descend(
     settings: DescentSettings,
     pixels: PixelScale,
     *,
-    labels: Int[Tensor, "targets images"] | None = None,
+    labels: Shaped[Tensor, "targets images ..."] | None = None,
     logits: Float[Tensor, "restarts targets images classes"] | None = None,
     deadline: float | None = None,
     progress: Progress | None = None,

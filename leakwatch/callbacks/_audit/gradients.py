@@ -59,7 +59,7 @@ class _ProbeAudit:
         self._judge = Judge(probes, step.settings)
         self._place = device_of(step.module)
         self._x, self._y = probes.x[picked], probes.y[picked]
-        self._members = [(probes.index[i], int(probes.y[i])) for i in picked]
+        self._members = [(probes.index[i], probes.labels[i]) for i in picked]
         self._pictures: dict[str, Any] = {}
 
     def run(self) -> None:

@@ -83,9 +83,9 @@ def chosen(probes: ProbeSet, samples: int | None) -> list[int]:
     """
     if samples is None or samples >= len(probes):
         return list(range(len(probes)))
-    counts: dict[int, int] = {}
+    counts: dict[int | None, int] = {}
     turns = []
-    for i, label in enumerate(probes.y.tolist()):
+    for i, label in enumerate(probes.labels):
         turns.append((counts.get(label, 0), i))
         counts[label] = counts.get(label, 0) + 1
     return sorted(i for _, i in sorted(turns)[:samples])

@@ -107,11 +107,11 @@ class Share:
 
     rows: list[Row] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
     eigenvalues: npt.NDArray[np.float64] | None = None
     pictures: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     attacked: list[int] = field(default_factory=list)
-    attacked_labels: list[int] = field(default_factory=list)
+    attacked_labels: list[int | None] = field(default_factory=list)
     solver: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -141,7 +141,7 @@ def score_probes(step: ProbeStep, scoring: Scoring, *, layers: bool = False) -> 
     picked = step.picked
     share = Share(
         samples=[step.probes.index[i] for i in picked],
-        labels=[int(step.probes.y[i]) for i in picked],
+        labels=[step.probes.labels[i] for i in picked],
     )
     if not share.samples:
         return share
@@ -183,7 +183,7 @@ def score_probes(step: ProbeStep, scoring: Scoring, *, layers: bool = False) -> 
 
 
 def _layer_rows(
-    step: ProbeStep, result: ScoreResult, members: Sequence[tuple[int, int]]
+    step: ProbeStep, result: ScoreResult, members: Sequence[tuple[int, int | None]]
 ) -> list[Row]:
     names = dict.fromkeys(name.rpartition(".")[0] for name in step.gradients.sizes())
     whole = sum(result.traces.values(), torch.zeros(len(members)).double())
@@ -218,7 +218,7 @@ def merge_spectra(
     if not kept:
         return None
     samples = np.array([sample for share, _ in kept for sample in share.samples])
-    labels = np.array([label for share, _ in kept for label in share.labels])
+    labels = _class_array([label for share, _ in kept for label in share.labels])
     place = {sample: i for i, sample in enumerate(index)}
     order = np.argsort([place[int(sample)] for sample in samples])
     return {
@@ -243,8 +243,13 @@ def merge_pictures(
     for name in names:
         held = [share for share in shares if name in share.pictures]
         samples = np.array([s for share in held for s in share.attacked])
-        labels = np.array([y for share in held for y in share.attacked_labels])
+        labels = _class_array([y for share in held for y in share.attacked_labels])
         order = np.argsort([place[int(s)] for s in samples])
         merged[name] = np.concatenate([share.pictures[name] for share in held])[order]
         merged["sample"], merged["class"] = samples[order], labels[order]
     return {**merged, "epoch": epoch, "step": step} if merged else None
+
+
+def _class_array(labels: Sequence[int | None]) -> npt.NDArray[np.int64]:
+    """Classes as an array, -1 for none."""
+    return np.array([-1 if label is None else label for label in labels], np.int64)

@@ -73,14 +73,15 @@ def attack_panels(
         panel = [original, rebuilt, difference(rebuilt, original)]
         panels.append(np.concatenate(panel, axis=2))
         for sample in attacks["sample"]:
-            name = probes.class_of(place[int(sample)])
-            words.append(f"sample {sample}, class {name}, {kind} start")
+            words.append(f"{_title(probes, place[int(sample)])}, {kind} start")
     return (np.concatenate(panels) if panels else None), words
 
 
 def captions(probes: ProbeSet) -> list[str]:
     """One line per probe."""
-    return [
-        f"sample {index}, class {probes.class_of(i)}"
-        for i, index in enumerate(probes.index)
-    ]
+    return [_title(probes, i) for i in range(len(probes))]
+
+
+def _title(probes: ProbeSet, i: int) -> str:
+    name = probes.class_of(i)
+    return f"sample {probes.index[i]}" + (f", class {name}" if name else "")

@@ -261,7 +261,7 @@ class Recorder:
             self._metadata["created"] = ledger.read_metadata()["created"]
         shown = pictures(self._probes)
         if shown is not None:
-            ledger.write_probes(shown, self._probes.index, self._probes.y.numpy())
+            ledger.write_probes(shown, self._probes.index, self._probes.labels)
         return ledger
 
     def _axes(self, rows: Sequence[Row]) -> dict[str, int]:

@@ -52,7 +52,7 @@ def scalars_of(
         probes: the samples.
         prefix: first part of the keys.
     """
-    many = len(set(probes.y.tolist())) > _MOST_CLASS_KEYS
+    many = len(set(probes.labels)) > _MOST_CLASS_KEYS
     scalars = log_scalars(
         without_layers(rows),
         quantities,

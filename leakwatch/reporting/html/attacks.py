@@ -296,7 +296,8 @@ def _gallery(
         return None
     shown = here[-1]
     place = {int(sample): i for i, sample in enumerate(shown["sample"])}
-    labels = dict(zip(place, shown["class"].tolist(), strict=True))
+    classes = (None if y < 0 else y for y in shown["class"].tolist())
+    labels = dict(zip(place, classes, strict=True))
     order = _best_first(ledger, moment, labels, kinds)
     more = len(order) - _MOST_SHOWN
     return Gallery(
@@ -320,7 +321,7 @@ def _gallery(
 def _best_first(
     ledger: LedgerTable,
     moment: Moment,
-    labels: Mapping[int, int],
+    labels: Mapping[int, int | None],
     kinds: Sequence[str],
 ) -> list[int]:
     """Sort samples by class, the class of the best reconstruction first."""

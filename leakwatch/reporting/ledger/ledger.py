@@ -289,14 +289,14 @@ class RiskLedger:
         self,
         pixels: npt.NDArray[np.uint8],
         index: npt.ArrayLike,
-        label: npt.ArrayLike,
+        label: Iterable[int | None],
     ) -> None:
         """Keep pictures of the probes for the report, on local disk only.
 
         Args:
             pixels: Shape (n, height, width, channels), uint8.
             index: Data-set indices, shape (n,).
-            label: Classes, shape (n,).
+            label: Classes, n of them; kept as -1 where there is none.
 
         Raises:
             ValueError: If a shape or the type is another.
@@ -308,7 +308,8 @@ class RiskLedger:
                 "shape (n, height, width, channels); leave pictures out for other data"
             )
         indices = np.asarray(index, dtype=np.int64)
-        labels = np.asarray(label, dtype=np.int64)
+        classes = [-1 if y is None else int(y) for y in label]
+        labels = np.asarray(classes, dtype=np.int64)
         if indices.shape != (len(pixels),) or labels.shape != (len(pixels),):
             raise ValueError(
                 f"index has shape {indices.shape} and label {labels.shape}, "

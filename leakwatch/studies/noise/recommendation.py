@@ -36,7 +36,7 @@ class ProbeNoise:
 
     Attributes:
         sample: data-set index.
-        label: class.
+        label: class; None for other targets.
         needed: noise that holds it to the target by prediction, gradient units; where
             rounding leaves it open, the most that it can be. Its status says why there
             is none.
@@ -46,7 +46,7 @@ class ProbeNoise:
     """
 
     sample: int
-    label: int
+    label: int | None
     needed: Value
     psnr: Value
     noise_to_gradient: float
@@ -236,7 +236,7 @@ def recommend_noise(
     probes = [
         ProbeNoise(
             names[i],
-            int(y[i]),
+            int(y[i]) if y.ndim == 1 and not y.is_floating_point() else None,
             first.needed[i],
             spectra[i].psnr(noise)
             if noise > 0

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
-from leakwatch.checks import check_number
+from leakwatch.checks import check_classes, check_number, check_samples
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
@@ -209,6 +209,8 @@ def unfairness(
     """
     check_number("noise_std", noise_std, example=1e-2)
     check_number("level", level, "(0, 1)", example=0.95)
+    check_samples(x, y)
+    check_classes(y, "unfairness")
     keeper = SpectrumKeeper()
     result = score(
         module,

@@ -14,6 +14,7 @@ from leakwatch.attacks import Attack, PixelScale, SharedGradient, Start
 from leakwatch.attacks.base import BaseAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.verdict import uninformed
+from leakwatch.checks import check_classes
 from leakwatch.defenses import Defense, Observation, Samples, predicted_errors
 from leakwatch.defenses.mixing import estimate
 from leakwatch.derivatives import Criterion, GradientMap
@@ -105,6 +106,7 @@ class ProbeAttack:
             TypeError: as :meth:`leakwatch.GradientMap.check`.
             ValueError: the same; and for indices, a start, or pixels that don't fit.
         """
+        check_classes(self.y, "a trade-off")
         check_index(self.index, len(self.x))
         device = next(net.parameters()).device
         x, y = self.x.to(device), self.y.to(device)

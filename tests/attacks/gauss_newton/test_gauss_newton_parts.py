@@ -329,7 +329,8 @@ class TestKinks:
         o = PosteriorObjective(
             GradientMap(layers, dtype=torch.float64),
             torch.ones(1, 25, dtype=torch.float64),
-            c,
+            c[:, None],
+            criterion=fixed_logit_gradient,
             sample_shape=(3,),
             pixels=PixelScale(),
         )
@@ -365,7 +366,8 @@ class TestKinks:
         o = PosteriorObjective(
             GradientMap(wide, dtype=torch.float64),
             torch.ones(1, sum(q.numel() for q in wide.parameters())).double(),
-            torch.tensor([[1.0, -0.5, -0.5]]).double(),
+            torch.tensor([[[1.0, -0.5, -0.5]]]).double(),
+            criterion=fixed_logit_gradient,
             sample_shape=(1, 20, 20),
             pixels=PixelScale(),
         )
