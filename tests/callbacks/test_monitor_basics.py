@@ -468,7 +468,7 @@ def test_a_run_leaves_nothing_that_hides_a_package(tmp_path: Path) -> None:
     callbacks = [
         monitor(),
         monitor(name="train"),
-        InversionAudit(samples=1, steps=2, restarts=1, report=False, verbose=False),
+        InversionAudit(3, samples=1, steps=2, restarts=1, report=False, verbose=False),
     ]
     fit(tmp_path, *callbacks)
     folders = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
