@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from observer_data import CLASSES, SIDE, Augmented, Cached, Handle, Stream
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
-CLASSES, ITEMS, SIDE, BATCH = 3, 24, 4, 4
-EPOCHS = 2
+BATCH, EPOCHS = 4, 2
 
 OPTIMIZERS = ("SGD", "Adam", "LBFGS", "two, by hand")
 PRECISIONS = ("32-true", "bf16-mixed", "64-true")
@@ -53,79 +52,6 @@ class Cell:
 
     def __str__(self) -> str:
         return "-".join(vars(self).values())
-
-
-# -- data ------------------------------------------------------------------------------
-
-
-def label(i: int) -> int:
-    return i % CLASSES
-
-
-def image(i: int) -> Tensor:
-    generator = torch.Generator().manual_seed(i)
-    return torch.rand(1, SIDE, SIDE, generator=generator)
-
-
-class Handle(Dataset[Any]):
-    """Opens its file at the first access."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: Any = None
-        path.write_bytes(
-            torch.stack([image(i) for i in range(ITEMS)]).numpy().tobytes()
-        )
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        if self.file is None:
-            self.file = self.path.open("rb")
-        self.file.seek(4 * SIDE**2 * i)
-        raw = bytearray(self.file.read(4 * SIDE**2))
-        return torch.frombuffer(raw, dtype=torch.float32).view(1, SIDE, SIDE), label(i)
-
-    def __del__(self) -> None:
-        if self.file is not None:
-            self.file.close()
-
-
-class Augmented(Dataset[Any]):
-    """Draws from every stream."""
-
-    def __init__(self) -> None:
-        self.stream = np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        noise = random.random() + np.random.rand() + self.stream.random()
-        return (image(i) + torch.rand(1, SIDE, SIDE) + noise) / 5, label(i)
-
-
-class Cached(Augmented):
-    """Keeps what it read first, noise included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[int, Any] = {}
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        if i not in self.kept:
-            self.kept[i] = super().__getitem__(i)
-        kept: tuple[Tensor, int] = self.kept[i]
-        return kept
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        worker = torch.utils.data.get_worker_info()
-        start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for i in range(start, ITEMS, step):
-            yield image(i) + 0.01 * torch.rand(1, SIDE, SIDE), label(i)
 
 
 def loader(cell: Cell, root: Path) -> DataLoader[Any]:
@@ -302,8 +228,6 @@ def train(cell: Cell, root: Path, callbacks: list[Callback]) -> dict[str, Any]:
         ),
         "opened": getattr(dataset, "file", None) is not None,
         "kept": getattr(dataset, "kept", None),
-        "stream": repr(
-            getattr(dataset, "stream", None) and dataset.stream.bit_generator.state
-        ),  # type: ignore[attr-defined]
+        "stream": getattr(dataset, "state", lambda: None)(),
         "step": trainer.global_step,
     }

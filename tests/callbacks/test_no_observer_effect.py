@@ -13,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from observer_cases import (
-    CLASSES,
     DATA,
     FEATURES,
     OPTIMIZERS,
@@ -21,10 +20,9 @@ from observer_cases import (
     WORKERS,
     Cell,
     allowed,
-    image,
-    label,
     train,
 )
+from observer_data import CLASSES, image, label
 from torch import Tensor
 
 from leakwatch import ProbeSet
