@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 import torch
@@ -87,8 +88,9 @@ def attack(
         criterion: ``criterion(module, x, y)`` → one loss per sample.
         parameters: which of them are shared, see
             :class:`leakwatch.derivatives.GradientMap`. Default: all that are trained.
-        time_limit: seconds for the attack's steps; choosing how to evaluate the network
-            at the start, and judging at the end, come on top.
+        time_limit: seconds for the attack and all that prepares it. It ends before the
+            step that would go beyond, at the latest after one more; judging the result
+            comes on top, one gradient of each target.
         progress: ``True`` for a line on stderr, or a callable, see
             :data:`leakwatch.attacks.base.Progress`.
         overrides: other settings of the preset, such as ``lr``, ``tv``, ``distance``,
@@ -110,7 +112,10 @@ def attack(
         >>> result.images.shape, result.restart_loss.shape
         (torch.Size([2, 1, 3, 3]), torch.Size([3, 2]))
     """
+    began = time.perf_counter()
     seed = check_arguments(seed, restarts, progress)
+    if time_limit is not None:
+        time_limit = check_number("time_limit", time_limit, example=60.0)
     check_integer("images", images, example=1)
     for name, function in (("perturb", perturb), ("criterion", criterion)):
         if function is not None and not callable(function):
@@ -143,6 +148,9 @@ def attack(
         begins = Start.near(x, radius) if begins == "near" else Start(begins)
     pixels = PixelScale.of(mean, std, data_range)
     _check_range(pixels.to_pixels(x), pixels)
+    if time_limit is not None:
+        # The first gradient of a network takes a while: how to evaluate it is chosen.
+        time_limit = max(time_limit - (time.perf_counter() - began), 1e-3)
     with following(progress) as told:
         return chosen.attack.run(
             gradients,

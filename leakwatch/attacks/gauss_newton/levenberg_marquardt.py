@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -12,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from leakwatch.attacks.clock import Clock
 from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
 from leakwatch.attacks.gauss_newton.steps import Iterates, Steps
 from leakwatch.checks import check_integer, check_number
@@ -152,17 +152,18 @@ class LevenbergMarquardt:
         """Iterates to the end.
 
         Args:
-            deadline: ``time.perf_counter()`` at which to stop.
+            deadline: ``time.perf_counter()`` at which to have stopped.
             report: called after each step with its number and the residuals.
 
         Returns:
             The best images met.
         """
+        clock = Clock(deadline)
         for step in range(self.settings.steps):
             a = self.alive.nonzero()[:, 0]
             if len(a) == 0:
                 break
-            if deadline is not None and time.perf_counter() > deadline:
+            if clock.over():
                 self.late[a] = True
                 break
             self._step(step, a)

@@ -86,6 +86,7 @@ class DenseSteps:
         self.objective, self.deadline = objective, deadline
         self._grams: dict[int, Tensor] = {}
         self._age: dict[int, int] = {}
+        self._seconds = 0.0  # that it took to form H of one attack
         self.formed = 0
 
     def renew(self, rows: Tensor) -> None:
@@ -108,13 +109,16 @@ class DenseSteps:
         trial, predicted = at.p.clone(), torch.zeros_like(damping)
         for i, row in enumerate(at.rows.tolist()):
             self._age[row] = self._age.get(row, 0) + 1
-            if self.deadline is not None and time.perf_counter() > self.deadline:
+            began = time.perf_counter()
+            forms = self._seconds if row not in self._grams else 0.0
+            if self.deadline is not None and began + forms > self.deadline:
                 break
             if row not in self._grams:
                 h = o.gram(row, at.p[i], at.width[i])
                 o.add_prior(row, h)
                 self._grams[row], self._age[row] = h, 0
                 self.formed += 1
+                self._seconds = time.perf_counter() - began
             h = self._grams[row]
             if not bool(torch.isfinite(h).all()):
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
@@ -13,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from leakwatch.attacks.base import GradientTask, SearchResult
+from leakwatch.attacks.clock import Clock
 from leakwatch.attacks.generators.search_space import Candidates
 from leakwatch.attacks.matching.objective import Matcher
 from leakwatch.attacks.matching.priors import total_variation
@@ -142,7 +142,7 @@ def search(
     Returns:
         The best images, by matching distance.
     """
-    run = _Run(candidates)
+    run, clock = _Run(candidates), Clock(deadline)
     stopped = False
     history: list[Tensor] = []
     every = -(-phase.steps // _CHECKS)
@@ -161,8 +161,7 @@ def search(
             history.append(values.distance.double())
         if tick is not None:
             tick(step + 1, run.loss)
-        late = deadline is not None and time.perf_counter() > deadline
-        if late and step + 1 < phase.steps:
+        if clock.over() and step + 1 < phase.steps:
             stopped = True
             break
     # What the last step led to is still to be judged.

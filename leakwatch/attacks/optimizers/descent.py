@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from leakwatch.attacks.base import Progress, SearchResult
+from leakwatch.attacks.clock import Clock
 from leakwatch.attacks.matching.objective import Evaluation
 from leakwatch.attacks.optimizers.first_order import DescentSettings
 from leakwatch.attacks.optimizers.state import DescentState
@@ -86,7 +87,7 @@ def descend(
     checks = {round(i * steps / _CHECKS): i for i in range(_CHECKS + 1)}
     history = x.new_full((_CHECKS + 1, grid.numel()), math.nan, dtype=torch.float64)
     last = torch.full_like(history[0], math.inf)
-    reported = 0.0
+    reported, clock = 0.0, Clock(deadline)
     for step in range(steps + 1):
         values = objective.evaluate(state, step)
         last[state.rows] = values.distance.double()
@@ -95,8 +96,7 @@ def descend(
         _finish(state, values, step, objective, settings)
         if step in checks:
             history[checks[step] :] = last
-        now = time.perf_counter()
-        late = deadline is not None and now > deadline
+        now, late = time.perf_counter(), clock.over()
         if progress is not None and (step == steps or now - reported > 0.2):
             reported = now
             best = state.best_distance.view(grid).min(0).values.median()
