@@ -81,7 +81,8 @@ class LeakageMonitor(ProbeCallback):
         dtype: ``"float32"`` or ``"float64"``, whatever the training precision.
         max_memory: MiB for what stands for the Jacobian of one sample; above it
             ``"auto"`` takes products alone, with estimates and bounds for what needs
-            the whole spectrum.
+            the whole spectrum. A probe takes some 100 MiB besides, and five square
+            matrices of the size of the input, 8 d_x² bytes each.
         products: most products with the Jacobian that this takes for each task, see
             :func:`leakwatch.score`. Fewer are faster, and their errors are larger.
         parameters: which parameters are shared, if not all that require gradients:

@@ -303,8 +303,9 @@ def score(
             the spectrum (expected I²F, Bayesian scores) from random starts with
             standard errors, and I²F for a given ``delta`` by damped least squares.
         dtype: float32 or float64.
-        max_memory: MiB that may be kept of the Jacobian of one sample, or of what
-            stands for it. Beyond it ``"auto"`` is not exact, and ``"exact"`` goes over
+        max_memory: MiB for the Jacobian of one sample, or what stands for it, and for
+            the tangents that it is formed from; some 100 MiB and five matrices of
+            8 d_x² bytes come on top. Beyond it ``"auto"`` is not exact, and ``"exact"`` goes over
             the parameters in parts, which takes longer.
         products: most products with J and Jᵀ per sample that ``"lanczos"`` takes for
             each of its tasks: ends, ends for the cosine distance, sums, and each of two

@@ -19,6 +19,9 @@ from leakwatch.spectrum import lanczos
 
 # One float64 copy of a column block of J.
 _BLOCK_BYTES = 64 * 2**20
+# Tangents of a chunk, and how many copies of them there are at once (measured).
+_CHUNK_BYTES, _CHUNK_LEAST = 128 * 2**20, 16 * 2**20
+_COPIES = 6
 # What takes no more than this in float64 is kept in it from the start.
 _WIDE_BYTES = 512 * 2**20
 # Relative residual of λ_1 of a module's part of H.
@@ -76,8 +79,8 @@ def assemble(
         source: the parts and their tangents.
         directions: ``(n, *shape of x)``.
         workspace: memory.
-        limit: bytes that may be kept of tangents; more passes are made where that does
-            not hold all of them.
+        limit: bytes for tangents, a third of them for those being formed; more passes
+            are made where the rest does not hold all that are kept.
         largest: also find λ_1 of what each module adds.
 
     Raises:
@@ -111,15 +114,19 @@ def _assembled(
     rows = [part for part in source.parts if isinstance(part, Rows)]
     products = [part for part in source.parts if isinstance(part, ConvFactors)]
     width = sum(part.width for part in rows)
-    cap = None if limit is None else max(1, limit // (n * directions.itemsize))
+    room, cap = _CHUNK_BYTES, None
+    if limit is not None:
+        room = min(room, max(limit // (3 * _COPIES), _CHUNK_LEAST))
+        kept = max(limit - _COPIES * room, limit // 3)
+        cap = max(1, kept // (n * directions.itemsize))
     passes = _passes(width, products, cap)
     widest = 8 * n * max(p.width for p in passes)
-    wide = widest > min(_WIDE_BYTES, widest if limit is None else limit)
+    wide = widest > min(_WIDE_BYTES, widest if limit is None else limit // 2)
     kind = directions.dtype if wide else torch.float64
     total = Sum(n, directions, workspace)
     ledger = _Ledger(source.parts, workspace, largest)
     for one in passes:
-        _one_pass(source, one, rows, directions, workspace, kind, total, ledger)
+        _one_pass(source, one, rows, directions, workspace, kind, room, total, ledger)
     squared = float(total.squared)
     return Assembled(total.total(), total.along, squared, ledger.traces, ledger.largest)
 
@@ -150,6 +157,7 @@ def _one_pass(
     directions: Tensor,
     workspace: Workspace,
     kind: torch.dtype,
+    room: int,
     total: Sum,
     ledger: _Ledger,
 ) -> None:
@@ -184,8 +192,12 @@ def _one_pass(
         return numbers
 
     numbers = torch.arange(n, device=directions.device)
-    chunk = source.chunk(frozenset(keys), names)
-    in_chunks(fill, (directions, numbers), chunk)
+    widest = max((piece.part.width for piece in pieces), default=1)
+    chunk = min(
+        source.chunk(frozenset(keys), names) * room // _CHUNK_BYTES,
+        room // (directions.itemsize * widest),
+    )
+    in_chunks(fill, (directions, numbers), max(1, chunk))
     g = [piece.part.gradient[piece.inner] for piece in pieces]
     if g:
         squares = _add_columns(columns, torch.cat(g), total)
