@@ -305,8 +305,8 @@ def score(
         dtype: float32 or float64.
         max_memory: MiB for the Jacobian of one sample, or what stands for it, and for
             the tangents that it is formed from; some 100 MiB and five matrices of
-            8 d_x² bytes come on top. Beyond it ``"auto"`` is not exact, and ``"exact"`` goes over
-            the parameters in parts, which takes longer.
+            8 d_x² bytes come on top. Beyond it ``"auto"`` is not exact, and ``"exact"``
+            goes over the parameters in parts, which takes longer.
         products: most products with J and Jᵀ per sample that ``"lanczos"`` takes for
             each of its tasks: ends, ends for the cosine distance, sums, and each of two
             inverses for a ``delta``. A task stops earlier when it is done, or when so

@@ -98,9 +98,10 @@ def gram(
         workspace: memory to use again over several samples of one network. The first
             sample is compared with plain derivatives, the others by ``norm`` only.
         max_memory: MiB for J, or what stands for it, and for the tangents that it is
-            formed from; some 100 MiB and a few matrices like H come on top. Where that is not enough for all layers, tangents are formed again
-            for each part of them. Default: all that it takes; when memory runs out,
-            half of it. Results don't depend on it beyond rounding.
+            formed from; some 100 MiB and a few matrices like H come on top. Where that
+            is not enough for all layers, tangents are formed again for each part of
+            them. Default: all that it takes; when memory runs out, half of it.
+            Results don't depend on it beyond rounding.
         by_layer: also find λ_1 of each module's part.
 
     Returns:
