@@ -122,12 +122,9 @@ class SaveConfigBesideLedger(SaveConfigCallback):
         if not trainer.is_global_zero:
             return
         for directory in recorded_runs(trainer):
-            self.parser.save(
-                self.config,
-                str(directory / self.config_filename),
-                skip_none=False,
-                overwrite=True,
-            )
+            path = directory / self.config_filename
+            path.touch(mode=0o600)
+            self.parser.save(self.config, str(path), skip_none=False, overwrite=True)
 
 
 @final

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from leakwatch.reporting.ledger.rows import inert
 from leakwatch.reporting.ledger.storage import make_private_directory, write_atomically
 
 __all__ = ["Rows", "csv_bytes", "save_study"]
@@ -55,11 +56,16 @@ def save_study(
 def csv_bytes(rows: Rows) -> bytes:
     """Return a table as a CSV file, UTF-8; the first row names the columns.
 
+    Texts that a spreadsheet would run as formulas get a quote before them.
+
     Args:
         rows: At least one.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {k: inert(v) if isinstance(v, str) else v for k, v in row.items()}
+        for row in rows
+    )
     return text.getvalue().encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ def natural_directory(trainer: Trainer, directory: str | None, name: str) -> Pat
     if logger is not None and not isinstance(logger, CSVLogger | TensorBoardLogger):
         # These loggers name no directory of their own for one run.
         parts = "-".join(str(part) for part in (logger.name, logger.version) if part)
-        base = base / "leakwatch-runs" / parts.replace("/", "_") if parts else base
+        # Whoever names a run chooses no other folder by it.
+        safe = re.sub(r"[^\w.=-]", "_", parts).lstrip(".")
+        base = base / "leakwatch-runs" / safe if safe else base
     # A folder that could be imported would hide the package of its name.
     return (base / (f"{name}-run" if name.isidentifier() else name)).absolute()
 

@@ -23,6 +23,8 @@ COLUMNS: Final = (
 )
 
 _LONGEST_STATUS: Final = 2000
+# A quote itself among them, so that reading can take one away.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 @final
@@ -97,7 +99,7 @@ def encode_rows(rows: Iterable[Row], run: str) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    run = _one_line(run)
+    run = inert(_one_line(run))
     writer.writerows(_encode(row, run) for row in rows)
     return text.getvalue().encode("utf-8", errors="backslashreplace")
 
@@ -139,7 +141,7 @@ def _encode(row: Row, run: str) -> tuple[object, ...]:
         int(row.step),
         "" if row.sample is None else int(row.sample),
         "" if row.label is None else int(row.label),
-        _one_line(row.quantity),
+        inert(_one_line(row.quantity)),
         repr(float(row.value)),
         _one_line(row.status),
     )
@@ -154,11 +156,25 @@ def _decode(cells: list[str]) -> tuple[str, Row]:
         step=int(step),
         sample=int(sample) if sample else None,
         label=int(label) if label else None,
-        quantity=quantity,
+        quantity=_spoken(quantity),
         value=float(value),
         status=status,
     )
-    return run, row
+    return _spoken(run), row
+
+
+def inert(text: str) -> str:
+    """Put a quote before what a spreadsheet would run as a formula.
+
+    Example:
+        >>> inert("=HYPERLINK(0)"), inert("i2f_psnr")
+        ("'=HYPERLINK(0)", 'i2f_psnr')
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _spoken(text: str) -> str:
+    return text.removeprefix("'")
 
 
 def _one_line(text: str) -> str:
