@@ -15,12 +15,15 @@ HIGHER_LESS: Final = "higher = less exposed"
 
 HEADLINES: Final = {
     "joint_i2f_bayes_psnr": "knows mean and spread of the pixels",
-    "i2f_range_psnr": "knows range, mean and spread of the pixels",
-    "i2f_bayes_psnr": "knows mean and spread of the pixels",
+    "i2f_range_psnr": "knows the range of pixels and {prior}",
+    "i2f_bayes_psnr": "knows {prior}",
     "i2f_psnr": "knows nothing about images",
 }
 """Predicted PSNR, the number that a person understands, and of which attacker: the
-strongest that can be computed first."""
+strongest that can be computed first. See :func:`knows`."""
+
+PRIOR: Final = "mean and spread of the pixels"
+"""What attackers know of images where a run doesn't say."""
 
 ACHIEVED: Final = ("audit/near/psnr", "audit/random/psnr")
 """PSNR that attacks achieved, worst case first."""
@@ -69,6 +72,20 @@ class Quantity:
     def logarithmic(self) -> bool:
         """Whether values are decibels, whose ratios mean nothing."""
         return self.unit.lower() in {"db", "decibel", "decibels"}
+
+
+def knows(name: str, prior: str = PRIOR) -> str:
+    """Say what the attacker of a headline knows.
+
+    Args:
+        name: One of :data:`HEADLINES`.
+        prior: What the run's predictions take for known of images.
+
+    Example:
+        >>> knows("i2f_range_psnr", "the statistics of the data set")
+        'knows the range of pixels and the statistics of the data set'
+    """
+    return HEADLINES[name].format(prior=prior)
 
 
 def quantities_from_metadata(metadata: Mapping[str, Any]) -> dict[str, Quantity]:

@@ -9,6 +9,7 @@ from typing import Any, Final, Self, final
 
 from leakwatch.reporting.message import GRADIENT, Message, message_from_metadata
 from leakwatch.reporting.quantities import (
+    PRIOR,
     Quantity,
     class_label,
     class_names_from_metadata,
@@ -34,6 +35,7 @@ class RunFacts:
         quantities: What the recorded quantities mean.
         class_names: By label.
         noise_std: That predictions assume, of each entry of the gradient.
+        prior: What attackers are taken to know of images.
         floor: PSNR (dB) of guessing the mean image. Its mean squared error is the
             pixel variance of the data, R², so it is 20 log₁₀(data range / R).
         notes: Caveats that were found while the model was measured.
@@ -46,6 +48,7 @@ class RunFacts:
     quantities: Mapping[str, Quantity]
     class_names: tuple[str, ...] | None
     noise_std: float | None
+    prior: str
     floor: float | None
     notes: tuple[str, ...]
     assumed: tuple[str, ...]
@@ -69,6 +72,7 @@ class RunFacts:
         if not isinstance(config, Mapping):
             config = {}
         prior, span = (_number(config.get(key)) for key in ("prior_std", "data_range"))
+        prior_words = config.get("prior")
         names = (metadata.get(key) for key in ("model_name", "model"))
         texts = [name.strip() for name in names if isinstance(name, str)]
         return cls(
@@ -77,6 +81,7 @@ class RunFacts:
             quantities=quantities_from_metadata(metadata),
             class_names=class_names_from_metadata(metadata),
             noise_std=_number(config.get("noise_std")),
+            prior=prior_words if isinstance(prior_words, str) else PRIOR,
             floor=20 * math.log10(span / prior) if prior and span else None,
             notes=_texts(metadata.get("notes")),
             assumed=_texts(metadata.get("assumed")),

@@ -208,8 +208,8 @@ def test_the_line_that_is_printed(
     ]
     worst = max(rows, key=lambda r: r.value)
     assert lines[1].startswith(
-        "leakwatch epoch 1 (step 6): predicted PSNR of an attacker who knows range, "
-        "mean and spread of the pixels"
+        "leakwatch epoch 1 (step 6): predicted PSNR of an attacker who knows the "
+        "range of pixels and the statistics of the data set"
     )
     assert "at noise_std=0.0001: " in lines[1]
     assert f"{worst.value:.1f} dB for the worst sample ({worst.sample})" in lines[1]

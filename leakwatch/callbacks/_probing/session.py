@@ -249,7 +249,10 @@ class ProbeSession:
         )
         if self._probing.verbose:
             text = self._probing.sentence(rows) or sentence(
-                rows, self._probing.describe(), self._run.settings.noise_std
+                rows,
+                self._probing.describe(),
+                self._run.settings.noise_std,
+                self._run.settings.knows,
             )
             say(trainer, text)
 

@@ -14,7 +14,7 @@ from leakwatch.reporting import (
     summarize,
     without_layers,
 )
-from leakwatch.reporting.quantities import HEADLINES
+from leakwatch.reporting.quantities import HEADLINES, knows
 
 __all__ = ["scalars_of", "sentence", "time_fraction"]
 
@@ -67,6 +67,7 @@ def sentence(
     rows: Sequence[Row],
     quantities: Mapping[str, Quantity],
     noise_std: float | None,
+    prior: str,
 ) -> str:
     """The line that is printed after a probe step.
 
@@ -74,6 +75,7 @@ def sentence(
         rows: of the step.
         quantities: what is recorded, by name.
         noise_std: for which the predictions hold; ``None``: each for its own.
+        prior: what they take for known of images.
     """
     table, last = LedgerTable.from_rows(rows), rows[-1]
     seconds = next(row.value for row in rows if row.quantity == "seconds")
@@ -86,7 +88,8 @@ def sentence(
         if summary.used:
             noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
             return (
-                f"{start} predicted PSNR of an attacker who {HEADLINES[name]}{noise}: "
+                f"{start} predicted PSNR of an attacker who {knows(name, prior)}"
+                f"{noise}: "
                 f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
                 f"sample ({summary.worst_sample}); {seconds:.1f} s"
             )

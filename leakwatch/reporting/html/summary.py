@@ -12,7 +12,7 @@ import numpy as np
 from leakwatch.reporting.html.markup import Card
 from leakwatch.reporting.ledger.rows import status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable
-from leakwatch.reporting.quantities import HEADLINES
+from leakwatch.reporting.quantities import knows
 from leakwatch.reporting.run_facts import RunFacts, noise_words
 from leakwatch.reporting.statistics.headline import Headline
 from leakwatch.reporting.words import (
@@ -78,7 +78,7 @@ def make_lead(table: LedgerTable, headline: Headline | None, facts: RunFacts) ->
         unknown="" if summary.used else summary.reason,
         assumed=noise_words(facts.noise_std, facts.message),
         exposing=facts.message.exposing,
-        knows=HEADLINES[headline.quantity],
+        knows=knows(headline.quantity, facts.prior),
         worst=_rated(summary.worst),
         median=_rated(summary.median),
     )
