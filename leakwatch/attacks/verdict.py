@@ -16,6 +16,7 @@ from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK, Status
 
 __all__ = [
+    "EXPLAINED",
     "MATCHED",
     "matched_to",
     "mismatch",
@@ -24,9 +25,15 @@ __all__ = [
     "verdict",
 ]
 
-#: A gradient counts as matched when the rest is at most this part of what images that
-#: know nothing leave.
-MATCHED = 0.1
+#: A gradient without noise counts as matched when the rest is at most this part of what
+#: images that know nothing leave: about what noise leaves that hides next to nothing.
+#: A tenth of it is left by images that are 11 to 17 dB wrong.
+MATCHED = 1e-3
+#: The same for an update of many steps, which is never quite the gradient that an
+#: attack takes it for.
+EXPLAINED = 0.1
+# Rounding of a gradient, in units of its precision.
+_ROUNDING = 20.0
 
 # A direction that was matched by a gradient whose length is off by more than this part
 # shows nothing: without biases any multiple of the image has that direction.
@@ -139,25 +146,29 @@ def noise_and_grey(
 
 
 def matched_to(
-    shared: SharedGradient, base: Float[Tensor, " targets"] | None = None
+    shared: SharedGradient,
+    base: Float[Tensor, " targets"] | None = None,
+    part: float = MATCHED,
 ) -> Float[Tensor, " targets"]:
     """The relative rest up to which a gradient counts as matched.
 
-    :data:`MATCHED` · min(1, base), and with noise of known size what that leaves at the
-    true input: the root of the sum of that squared and (1.1 s √d_θ/‖g*‖)²; likewise
-    with what a defense leaves there.
+    ``part`` · min(1, base), but not less than rounding, and with noise of known size
+    what that leaves at the true input: the root of the sum of that squared and
+    (1.1 s √d_θ/‖g*‖)²; likewise with what a defense leaves there.
 
     Args:
         shared: the targets.
         base: what :func:`uninformed` images leave. Default: 1.
+        part: :data:`MATCHED`, or :data:`EXPLAINED` of an update.
 
     Returns:
         ``(targets,)``, float64.
     """
     noise = limit_of_noise(shared)
     length = shared.gradient.double().norm(dim=1)
-    part = MATCHED * _at_most_one(base, length)
-    out: Tensor = (noise.square() + part.square()).sqrt()
+    rounding = _ROUNDING * torch.finfo(shared.gradient.dtype).eps
+    rest = (part * _at_most_one(base, length)).clamp_min(rounding)
+    out: Tensor = (noise.square() + rest.square()).sqrt()
     return out
 
 
@@ -188,6 +199,7 @@ def verdict(
     out_of_time: Bool[Tensor, " targets"] | None = None,
     diverged: Bool[Tensor, " targets"] | None = None,
     doubts: tuple[str, ...] | None = None,
+    part: float = MATCHED,
 ) -> tuple[Status, ...]:
     """What each reconstruction is worth.
 
@@ -205,13 +217,14 @@ def verdict(
         out_of_time: targets whose attacks were stopped by the clock.
         diverged: targets whose attacks all ended in values that are not finite.
         doubts: what else may have failed, such as inferred labels; empty for nothing.
+        part: as for :func:`matched_to`.
 
     Returns:
         A status for each target: ``ok`` where the gradient was matched, ``estimated``
         where it was matched under a doubt.
     """
     length = shared.gradient.double().norm(dim=1)
-    lengths, limit = length.tolist(), matched_to(shared, base).tolist()
+    lengths, limit = length.tolist(), matched_to(shared, base, part).tolist()
     most = _at_most_one(base, length).tolist()
     untouched = shared.noise_std == 0 and shared.left is None
     enough = limit
@@ -219,7 +232,7 @@ def verdict(
         # Under a large defense any image leaves little more than the sample itself: an
         # attack also has to come half of the way there from what knows nothing.
         half = (limit_of_noise(shared) / 1.1 + _at_most_one(base, length)) / 2
-        enough = torch.minimum(matched_to(shared, base), half).tolist()
+        enough = torch.minimum(matched_to(shared, base, part), half).tolist()
     noise = (limit_of_noise(shared) ** 2 + _LENGTH**2).sqrt()
     scaled = torch.zeros_like(length) if whole is None else whole.to(length)
     off = (scaled > noise).tolist()

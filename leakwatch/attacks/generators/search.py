@@ -40,6 +40,7 @@ class Phase:
         decay: multiply the rate by 0.1 after 3/8, 5/8 and 7/8 of the steps (Geiping et
             al. 2020).
         tv: weight of :func:`leakwatch.attacks.matching.priors.total_variation`.
+        l2: weight of the squared norm of the parameters.
 
     Raises:
         ValueError: for fewer than one step, a rate that isn't positive, or a negative
@@ -51,11 +52,13 @@ class Phase:
     signed: bool = False
     decay: bool = False
     tv: float = 0.0
+    l2: float = 0.0
 
     def __post_init__(self) -> None:
         check_integer("steps", self.steps, example=1000)
         check_number("lr", self.lr, example=0.1)
         check_number("tv", self.tv, "[0, inf)", example=1e-6)
+        check_number("l2", self.l2, "[0, inf)", example=1e-6)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0.
@@ -211,6 +214,11 @@ class _Run:
             torch.zeros_like(p) if g is None else g
             for p, g in zip(self.saved, gradients, strict=True)
         ]
+        if phase.l2:
+            rows = [
+                g + 2 * phase.l2 * p.detach()
+                for g, p in zip(rows, self.parameters, strict=True)
+            ]
         fine = torch.isfinite(loss)
         for g in rows:
             fine = fine & torch.isfinite(g).reshape(self.count, -1).all(1)

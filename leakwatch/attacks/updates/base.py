@@ -23,7 +23,7 @@ from leakwatch.attacks.result import UpdateReconstruction
 from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.attacks.start import Start
 from leakwatch.attacks.updates.labels import client_labels
-from leakwatch.attacks.verdict import verdict
+from leakwatch.attacks.verdict import EXPLAINED, verdict
 from leakwatch.derivatives import GradientMap
 from leakwatch.status import Status
 from leakwatch.weight_update import WeightUpdate
@@ -159,6 +159,7 @@ class UpdateAttack(BaseAttack, ABC):
             out_of_time=result.all_restarts(result.late),
             diverged=result.all_restarts(result.diverged),
             doubts=doubts_about(label_status, "not given"),
+            part=EXPLAINED,
         )
         history = result.history
         return UpdateReconstruction(

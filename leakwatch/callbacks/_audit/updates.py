@@ -19,7 +19,7 @@ from leakwatch.attacks import (
     Start,
     UpdateReconstruction,
 )
-from leakwatch.attacks.verdict import MATCHED
+from leakwatch.attacks.verdict import EXPLAINED
 from leakwatch.callbacks._audit.judging import Judge
 from leakwatch.callbacks._audit.plan import UpdatePlan
 from leakwatch.callbacks._probing.observing import observing
@@ -318,7 +318,7 @@ def judged(status: Status, similarity: float) -> Status:
             with the best α; NaN where it is not known.
     """
     left = math.sqrt(max(2 - 2 * similarity, 0.0)) if similarity == similarity else 0.0
-    if status.word != "not converged" or left <= MATCHED:
+    if status.word != "not converged" or left <= EXPLAINED:
         return status
     return Status(
         "not converged",

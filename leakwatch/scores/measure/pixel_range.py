@@ -84,16 +84,16 @@ class PixelRange:
     def least_noise(self, settings: Settings) -> float:
         """The noise below which rounding hides what the prior says.
 
-        s²/R² has to stand out from the rounding of H, n ε λ_1, where λ_1 ≤ tr H.
+        s²/R² has to stand out from the rounding of H, n ε λ_1, where λ_1 ≤ tr H. With a
+        full covariance R is that of an average pixel: what the gradient hardly shows
+        is what varies little in images too.
 
         Args:
             settings: the prior.
         """
         n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
-        loosest = settings.prior_std**2
-        if settings.prior is not None:
-            loosest = float(settings.prior.covariance.diagonal().max())
-        return math.sqrt(10 * n * eps * float(self.h.diagonal().sum()) * loosest)
+        spread = settings.prior_std if settings.prior is None else settings.prior.std
+        return spread * math.sqrt(n * eps * float(self.h.diagonal().sum()))
 
     def errors(
         self, settings: Settings, noise_std: float, pulled: Tensor | None = None
