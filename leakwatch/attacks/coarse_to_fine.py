@@ -100,7 +100,12 @@ class CoarseToFine(GradientAttack):
         prior: GaussianPrior | None = None,
     ) -> Self:
         """With this prior, unless it has one of its own."""
-        return self if self.prior is not None else replace(self, prior=prior)
+        known = isinstance(prior, MeasuredPrior | CosinePrior)
+        return replace(self, prior=prior) if self.prior is None and known else self
+
+    def fits(self, sample_shape: tuple[int, ...]) -> bool:
+        """Whether anything is known of samples of this shape."""
+        return self.prior is not None or len(sample_shape) == 3
 
     def _spectrum(self, task: GradientTask) -> CosinePrior:
         shape, peak = tuple(task.shared.sample_shape), task.pixels.data_range

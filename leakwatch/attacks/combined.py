@@ -16,6 +16,7 @@ from leakwatch.attacks.base import (
     SearchResult,
     refuse_unknown,
 )
+from leakwatch.attacks.coarse_to_fine import CoarseToFine
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.attacks.gauss_newton.objective import fixed_logit_gradient
@@ -34,27 +35,29 @@ __all__ = ["Combined"]
 _TRIAL_STEPS = 10
 
 _Problem: TypeAlias = tuple[GradientMap, SharedGradient]
+_First: TypeAlias = FirstOrder | CoarseToFine
 
 
 @final
 @dataclass(frozen=True)
 class Combined(GradientAttack):
-    """Runs a first-order attack and begins Gauss–Newton at its images.
+    """Runs first-order attacks and begins Gauss–Newton at their images.
 
-    Where the shared gradient states the slopes of the logits, half of the restarts of
-    the first attack match the gradient of a loss that is linear in them, as
-    Gauss–Newton does at first (see
-    ``fixed_logit_gradient`` in `leakwatch.attacks.gauss_newton`), and half that of the
-    loss itself: on trained residual networks either finds images that the other does
-    not. All are compared by the direction of the loss' gradient, and Gauss–Newton
-    begins at the best.
+    Restarts take turns between two attacks and two problems. Descent on pixels is
+    better for drawings, descent from coarse to fine for photographs. Where the shared
+    gradient states the slopes of the logits, one problem is the gradient of a loss that
+    is linear in them, as Gauss–Newton has it at first (see ``fixed_logit_gradient`` in
+    `leakwatch.attacks.gauss_newton`), and the other that of the loss itself: on trained
+    residual networks either finds images that the other does not. All are compared by
+    the direction of the loss' gradient, and Gauss–Newton begins at the best.
 
     Args:
         name: recorded in results.
         first: comes near, in float32; under a time limit with as many steps as fit its
             share, so that its step size still falls to the end.
+        coarse: the same, for samples that are images; ``None`` for ``first`` alone.
         second: arrives.
-        share: part of the time limit that ``first`` may use, in (0, 1).
+        share: part of the time limit that the first attacks may use, in (0, 1).
 
     Raises:
         ValueError: for a share outside of (0, 1).
@@ -66,6 +69,7 @@ class Combined(GradientAttack):
             name="cosine", steps=1500, lr=0.1, priors=Priors(tv=1e-4)
         )
     )
+    coarse: CoarseToFine | None = field(default_factory=CoarseToFine)
     second: GaussNewton = field(default_factory=GaussNewton)
     share: float = 0.5
 
@@ -84,14 +88,14 @@ class Combined(GradientAttack):
         check_number("share", self.share, "(0, 1)", example=0.5)
 
     def search(self, task: GradientTask) -> SearchResult:
-        """Comes near by the first attack, and goes on by the second."""
-        problems = self.first_problems(task.gradients, task.shared)
+        """Comes near by the first attacks, and goes on by the second."""
+        ways = self._ways(task)
         near: list[Reconstruction] = []
         done = 0
         limit = None if task.deadline is None else self.share * _seconds_left(task)
         began = time.perf_counter()
-        for problem, count in zip(
-            problems, _shares(task.restarts, len(problems)), strict=True
+        for (problem, engine), count in zip(
+            ways, _shares(task.restarts, len(ways)), strict=True
         ):
             if count == 0:
                 continue
@@ -100,7 +104,7 @@ class Combined(GradientAttack):
                 # What is left of the first attack's time, by restarts that are left.
                 rest = limit - (time.perf_counter() - began)
                 left = max(rest * count / (task.restarts - done), 1e-3)
-            near.append(self._approach(problem, task, done, count, left))
+            near.append(_approach(engine, problem, task, done, count, left))
             done += count
         images = torch.cat([result.restart_images for result in near])
         turned = [
@@ -116,37 +120,23 @@ class Combined(GradientAttack):
         steps = torch.stack([n.iterations for n in near]).sum(0)
         return replace(result, steps=result.steps + steps.to(result.steps))
 
-    def _approach(
-        self,
-        problem: _Problem,
-        task: GradientTask,
-        done: int,
-        count: int,
-        limit: float | None,
-    ) -> Reconstruction:
-        """The first attack from some starts, with as many steps as fit its time."""
-        initial = task.initial
-        how: dict[str, Any] = {
-            "pixels": task.pixels,
-            "start": task.start,
-            # Streams are named by seed: no two restarts begin alike.
-            "seed": task.seed + done,
-            "restarts": count,
-            "initial": None if initial is None else initial[done : done + count],
-        }
-        first = self.first
-        if limit is not None:
-            clock = [time.perf_counter()]
-            for steps in (1, 1 + _TRIAL_STEPS):
-                first.changed(steps=steps).run(*problem, time_limit=limit, **how)
-                clock.append(time.perf_counter())
-            once, more = clock[1] - clock[0], clock[2] - clock[1]
-            each = max(more - once, 0.1 * more) / _TRIAL_STEPS
-            left = limit - (clock[2] - clock[0])
-            fits = int((left - min(once, more)) / each)
-            first = first.changed(steps=max(1, min(first.steps, fits)))
-            limit = max(left, 1e-3)
-        return first.run(*problem, progress=task.progress, time_limit=limit, **how)
+    def _ways(self, task: GradientTask) -> list[tuple[_Problem, _First]]:
+        """Problems and attacks on them, in the order in which restarts take them."""
+        problems = self.first_problems(task.gradients, task.shared)
+        shape = tuple(task.shared.sample_shape)
+        coarse = self.coarse
+        if coarse is None or not coarse.fits(shape):
+            return [(problem, self.first) for problem in problems]
+        # Each attack and each problem once before any comes again.
+        turns: list[tuple[_First, _First]] = [
+            (coarse, self.first),
+            (self.first, coarse),
+        ]
+        return [
+            (problem, engines[turn])
+            for turn in (0, 1)
+            for problem, engines in zip(problems, turns, strict=False)
+        ]
 
     def first_problems(
         self, gradients: GradientMap, shared: SharedGradient
@@ -195,10 +185,14 @@ class Combined(GradientAttack):
         prior_mean: Float[Tensor, "*sample"] | None,
         prior: GaussianPrior | None = None,
     ) -> Self:
-        """With two attacks that fit the samples."""
+        """With attacks that fit the samples."""
         return replace(
             self,
             first=self.first.fit_to(
+                sample_shape, prior_std=prior_std, prior_mean=prior_mean, prior=prior
+            ),
+            coarse=self.coarse
+            and self.coarse.fit_to(
                 sample_shape, prior_std=prior_std, prior_mean=prior_mean, prior=prior
             ),
             second=self.second.fit_to(
@@ -210,8 +204,9 @@ class Combined(GradientAttack):
         """The same attack with other settings.
 
         Args:
-            settings: of this class; others go to each of the two attacks that has them.
-                ``steps`` is a limit for both, the second's own stays if it is lower.
+            settings: of this class; others go to ``first`` and ``second`` as far as
+                these have them. ``steps`` is a limit for all, that of ``second`` stays
+                if it is lower.
 
         Raises:
             ValueError: for a setting that neither has.
@@ -227,13 +222,48 @@ class Combined(GradientAttack):
         first, second = changed.first, changed.second
         firsts = set(first.setting_names())
         seconds = {*second.setting_names()} - {"name"}
+        coarse = changed.coarse
+        if coarse is not None and "steps" in both:
+            coarse = coarse.changed(steps=both["steps"])
         refuse_unknown(self.name, both, {*own, *firsts, *seconds})
         first = first.changed(**{k: both[k] for k in both.keys() & firsts})
         steps = both.get("steps")
         if isinstance(steps, int) and steps >= second.steps:
             seconds.remove("steps")
         second = second.changed(**{k: both[k] for k in both.keys() & seconds})
-        return replace(changed, first=first, second=second)
+        return replace(changed, first=first, coarse=coarse, second=second)
+
+
+def _approach(
+    first: _First,
+    problem: _Problem,
+    task: GradientTask,
+    done: int,
+    count: int,
+    limit: float | None,
+) -> Reconstruction:
+    """A first attack from some starts, with as many steps as fit its time."""
+    initial = task.initial
+    how: dict[str, Any] = {
+        "pixels": task.pixels,
+        "start": task.start,
+        # Streams are named by seed: no two restarts begin alike.
+        "seed": task.seed + done,
+        "restarts": count,
+        "initial": None if initial is None else initial[done : done + count],
+    }
+    if limit is not None:
+        clock = [time.perf_counter()]
+        for steps in (1, 1 + _TRIAL_STEPS):
+            first.changed(steps=steps).run(*problem, time_limit=limit, **how)
+            clock.append(time.perf_counter())
+        once, more = clock[1] - clock[0], clock[2] - clock[1]
+        each = max(more - once, 0.1 * more) / _TRIAL_STEPS
+        left = limit - (clock[2] - clock[0])
+        fits = int((left - min(once, more)) / each)
+        first = first.changed(steps=max(1, min(first.steps, fits)))
+        limit = max(left, 1e-3)
+    return first.run(*problem, progress=task.progress, time_limit=limit, **how)
 
 
 def _seconds_left(task: GradientTask) -> float:

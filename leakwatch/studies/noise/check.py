@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import GaussNewton
 from leakwatch.attacks.api import attack
+from leakwatch.priors import GaussianPrior
 from leakwatch.quality import quality
 from leakwatch.studies.noise.spectra import NoiseResponse
 
@@ -66,6 +67,7 @@ class CheckAttack:
         index: their data-set indices.
         prior_std: R, pixel units.
         prior_mean: μ, pixel units; ``None`` for mid-grey.
+        prior: instead of both.
         size: d_θ.
         radius: of the start, network-input units.
         seed: of noise and start.
@@ -80,6 +82,7 @@ class CheckAttack:
     index: tuple[int, ...]
     prior_std: float
     prior_mean: Tensor | None
+    prior: GaussianPrior | None
     size: int
     radius: float
     seed: int
@@ -100,8 +103,9 @@ class CheckAttack:
                 # The stage that helps random starts; here it would be all of the cost.
                 logits=not noise_std,
                 box=box,
-                prior_std=self.prior_std,
-                prior_mean=self.prior_mean,
+                prior_std=None if self.prior else self.prior_std,
+                prior_mean=None if self.prior else self.prior_mean,
+                prior=self.prior,
             )
             reconstruction = attack(
                 self.module,
@@ -161,8 +165,9 @@ class CheckAttack:
     def _mean_image(self, x: Tensor) -> Tensor:
         """μ as network inputs, one for each of ``x``."""
         pixels = torch.full_like(x[0].double(), self.sharing["data_range"] / 2)
-        if self.prior_mean is not None:
-            pixels = self.prior_mean.to(pixels)
+        mean = self.prior_mean if self.prior is None else self.prior.mean
+        if mean is not None:
+            pixels = mean.to(pixels)
         mean, std = self.sharing["mean"], self.sharing["std"]
         if mean is not None and std is not None:
             shape = (-1, *[1] * (x.ndim - 2))

@@ -15,8 +15,10 @@ from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
+from leakwatch.priors import GaussianPrior
 from leakwatch.reporting.words import count, number
 from leakwatch.scores import Value, score
+from leakwatch.scores.api import PriorName
 from leakwatch.scores.measure.plan import Solver
 from leakwatch.status import Status
 from leakwatch.studies.noise.check import Check, CheckAttack
@@ -115,6 +117,7 @@ def recommend_noise(
     data_range: float = 1.0,
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,
+    prior: PriorName | GaussianPrior | None = None,
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float64,
     criterion: Criterion | None = None,
@@ -155,6 +158,9 @@ def recommend_noise(
         data_range: peak of the PSNR, pixel units.
         prior_std: R, pixel units; that of your data is better than the default.
         prior_mean: mean image, pixel units, for the attacker. Default: mid-grey.
+        prior: instead of both, the statistics of images like yours
+            (:func:`leakwatch.priors.measured_prior`) or of photographs (``"natural"``).
+            An attacker who has data of the same kind needs more noise.
         solver: as in :func:`leakwatch.score`.
         dtype: arithmetic.
         criterion: as in :func:`leakwatch.score`.
@@ -192,6 +198,7 @@ def recommend_noise(
         data_range=data_range,
         prior_std=prior_std,
         prior_mean=prior_mean,
+        prior=prior,
         solver=solver,
         dtype=dtype,
         criterion=criterion,
@@ -207,6 +214,7 @@ def recommend_noise(
         index=names,
         prior_std=spectra[0].settings.prior_std if prior_std is None else prior_std,
         prior_mean=prior_mean,
+        prior=spectra[0].settings.prior,
         size=size,
         radius=radius,
         seed=seed,
@@ -296,7 +304,7 @@ def _checked(
     reason = (
         f"the attack reached {highest.psnr:.1f} dB on sample {highest.sample}, above "
         f"the target of {target:g} dB; ask for a higher target_psnr, allow more "
-        "rounds, or give prior_mean and prior_std of your data"
+        "rounds, or give the prior of your data"
     )
     return _Answer(now, checks, Status("failed", reason))
 

@@ -18,6 +18,7 @@ from leakwatch.checks import check_classes, check_number, check_samples
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
+from leakwatch.priors import GaussianPrior
 from leakwatch.reporting import Quantity, Row, class_bars
 from leakwatch.reporting.quantities import class_name
 from leakwatch.reporting.words import number
@@ -29,7 +30,7 @@ from leakwatch.status import Status
 from leakwatch.studies.noise.spectra import NoiseResponse, SpectrumKeeper, described
 
 #: The predicted PSNR that risk is told by.
-PSNR = "i2f_bayes_psnr"
+PSNR = "i2f_range_psnr"
 
 _Array = npt.NDArray[np.float64]
 
@@ -162,6 +163,8 @@ def unfairness(
     std: Channels | None = None,
     data_range: float = 1.0,
     prior_std: float | None = None,
+    prior_mean: Float[Tensor, "*sample"] | None = None,
+    prior: PriorName | GaussianPrior | None = None,
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float32,
     criterion: Criterion | None = None,
@@ -172,8 +175,9 @@ def unfairness(
 ) -> Unfairness:
     """Says whom one Gaussian noise on all gradients protects worst.
 
-    I²F (Zhang et al., NeurIPS 2023), Section 5.2, with the predicted PSNR of the
-    Bayesian score in place of the error of one attack. A class is under-protected when
+    I²F (Zhang et al., NeurIPS 2023), Section 5.2, with the predicted PSNR of an attacker
+    who knows the range of pixels (``i2f_range_psnr``; ``i2f_bayes_psnr`` where it is not
+    known) in place of the error of one attack. A class is under-protected when
     the interval of its mean minus that of all other samples lies above zero: Student's
     t with the spread within classes, taken to be the same in all, which needs several
     samples a class; the intervals of all classes hold together (Bonferroni).
@@ -186,8 +190,10 @@ def unfairness(
         mean: per channel mean of the normalisation that made ``x``.
         std: per channel standard deviation of it.
         data_range: peak of the PSNR, pixel units.
-        prior_std: R, pixel units; see :func:`leakwatch.score`.
-        solver: the same.
+        prior_std: R, pixel units; see :func:`leakwatch.score`, like the next three.
+        prior_mean: μ, pixel units.
+        prior: what attackers know of images.
+        solver: of the spectrum.
         dtype: arithmetic.
         criterion: the same.
         parameters: which are shared.
@@ -216,12 +222,14 @@ def unfairness(
         module,
         x,
         y,
-        [PSNR, keeper.score],
+        [keeper.score],
         noise_std=noise_std,
         mean=mean,
         std=std,
         data_range=data_range,
         prior_std=prior_std,
+        prior_mean=prior_mean,
+        prior=prior,
         solver=solver,
         dtype=dtype,
         criterion=criterion,
@@ -229,12 +237,9 @@ def unfairness(
     )
     labels = y.tolist()
     names = range(len(x)) if index is None else index
-    values = [
-        Value(v, s)
-        for v, s in zip(result[PSNR].tolist(), result.status[PSNR], strict=True)
-    ]
-    samples = [SampleRisk(*row) for row in zip(names, labels, values, strict=True)]
     spectra = keeper.of(result)
+    values = [spectrum.psnr(noise_std) for spectrum in spectra]
+    samples = [SampleRisk(*row) for row in zip(names, labels, values, strict=True)]
     risks = _classes(samples, spectra, noise_std, level)
     return Unfairness(
         noise_std=noise_std,
