@@ -23,6 +23,7 @@ from leakwatch.reporting import Quantity, Row, class_bars
 from leakwatch.reporting.quantities import class_name
 from leakwatch.reporting.words import number
 from leakwatch.scores import Value, get, score
+from leakwatch.scores.api import PriorName
 from leakwatch.scores.measure.gaussian_channel import Channel, noise_for_squared_error
 from leakwatch.scores.measure.plan import Solver
 from leakwatch.scores.result import judged
@@ -175,9 +176,9 @@ def unfairness(
 ) -> Unfairness:
     """Says whom one Gaussian noise on all gradients protects worst.
 
-    I²F (Zhang et al., NeurIPS 2023), Section 5.2, with the predicted PSNR of an attacker
-    who knows the range of pixels (``i2f_range_psnr``; ``i2f_bayes_psnr`` where it is not
-    known) in place of the error of one attack. A class is under-protected when
+    I²F (Zhang et al., NeurIPS 2023), Section 5.2, with the predicted PSNR of an
+    attacker who knows the range of pixels (``i2f_range_psnr``; ``i2f_bayes_psnr`` where
+    it is not known) in place of the error of one attack. A class is under-protected when
     the interval of its mean minus that of all other samples lies above zero: Student's
     t with the spread within classes, taken to be the same in all, which needs several
     samples a class; the intervals of all classes hold together (Bonferroni).
