@@ -66,7 +66,8 @@ class InversionAudit(ProbeCallback):
             ``"lpips_vgg"``, ``"lpips_alex"``, ``"lpips_squeeze"``, ``"fsim"``.
         perturb: a defense that acts on the gradients, ``(n, d_θ)`` → what is shared.
         time_limit: seconds that one kind of attack may take at one audit, in each
-            process; ``None`` for no limit.
+            process; ``None`` for no limit. The strongest attack is the default, and
+            takes as many steps as fit.
         every_n_epochs: how often; for other schedules override ``should_probe``.
         at_start: also before the first training step.
         noise_std: standard deviation of Gaussian noise that is added to the gradients
@@ -106,7 +107,7 @@ class InversionAudit(ProbeCallback):
     def __init__(
         self,
         probes: ProbeSet | int = 32,
-        attack: str | Attack | None = "inverting-gradients",
+        attack: str | Attack | None = "combined",
         worst_case: str | Attack | None = "gauss-newton",
         *,
         steps: int | None = None,
@@ -116,7 +117,7 @@ class InversionAudit(ProbeCallback):
         scores: Sequence[str] = ("lavp", "i2f"),
         metrics: Sequence[str] = METRICS,
         perturb: Callable[[Tensor], Tensor] | None = None,
-        time_limit: float | None = None,
+        time_limit: float | None = 120.0,
         at_start: bool = False,
         noise_std: float = 1e-4,
         name: str = "leakwatch-audit",

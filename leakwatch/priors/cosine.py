@@ -112,6 +112,14 @@ class CosinePrior(GaussianPrior):
         many = z.reshape(-1, *self.mean.shape)
         return transform(many, self._axes, self.channels, back=True).reshape(z.shape)
 
+    def leading(self, count: int) -> Float[Tensor, "count d_x"]:
+        """See :class:`GaussianPrior`."""
+        variance = self.variance.flatten()
+        chosen = variance.argsort(descending=True, stable=True)[:count]
+        z = variance.new_zeros(len(chosen), self.size)
+        z[torch.arange(len(chosen)), chosen] = variance[chosen].sqrt()
+        return self.images(z)
+
     def mul(self, v: Float[Tensor, "... d_x"]) -> Float[Tensor, "... d_x"]:
         """See :class:`GaussianPrior`."""
         return self.images(self.coefficients(v) * self.variance.flatten().to(v))

@@ -83,6 +83,17 @@ class GaussianPrior(ABC):
         whole: Tensor = factor
         return whole
 
+    def leading(self, count: int) -> Float[Tensor, "count d_x"]:
+        """Components of largest variance, as rows: L_kᵀ with L Lᵀ = C.
+
+        Args:
+            count: how many, at most d_x.
+        """
+        values, vectors = torch.linalg.eigh(self.covariance)
+        top = slice(self.size - count, self.size)
+        rows: Tensor = (vectors[:, top] * values[top].clamp_min(0).sqrt()).T.flip(0)
+        return rows
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Whether it fits samples of a shape.
 

@@ -34,6 +34,8 @@ LARGEST_DENSE = 4096
 _FLOOR = 2e-5
 # More channels than these are no colours: their axes are not estimated.
 _COLOURS = 16
+# Directions beyond those that are wanted, for random projections to find them.
+_SPARE = 16
 _KNOWS = "the statistics of the data set"
 
 
@@ -83,6 +85,14 @@ class MeasuredPrior(GaussianPrior):
     def precision(self) -> Float[Tensor, "d_x d_x"]:
         """C⁻¹ as a matrix."""
         return torch.cholesky_inverse(self.root)
+
+    def leading(self, count: int) -> Float[Tensor, "count d_x"]:
+        """See :class:`GaussianPrior`; random projections find nearly the best ones."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            wide = min(count + _SPARE, self.size)
+            u, values, _ = torch.svd_lowrank(self.covariance, wide, niter=4)
+        return (u * values.sqrt()).T[:count]
 
     def mul(self, v: Float[Tensor, "... d_x"]) -> Float[Tensor, "... d_x"]:
         """See :class:`GaussianPrior`."""

@@ -137,4 +137,6 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
         )
     if whole is None:
         return sampled_noise_for(spectrum, settings, wanted)
+    if whole.unseen >= wanted:
+        return Value.without("not converged", whole.left_out)
     return whole.judged(lambda gain: noise_for_squared_error(whole, gain, wanted))

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.scores.measure.components import Components
 from leakwatch.scores.measure.influence_path import InfluencePath
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.result import (
@@ -47,6 +48,9 @@ class Channel:
         weight: ‖L w_i‖², the mean squared error in the image per unit of variance.
         basis: L w_i as columns, ``(d_x, d_x)``; ``None`` when there are no
             eigenvectors.
+        unseen: the weight of directions that were not looked at, which are among the
+            others with a gain of zero.
+        left_out: what to say of that.
     """
 
     gain: Float[Tensor, " d_x"]
@@ -54,11 +58,16 @@ class Channel:
     most: Float[Tensor, " d_x"]
     weight: Float[Tensor, " d_x"]
     basis: Float[Tensor, "d_x d_x"] | None
+    unseen: float = 0.0
+    left_out: str = ""
 
     def judged(self, formula: Callable[[Tensor], float]) -> Value:
         """A monotone function of the gains, with the status that rounding gives it."""
         ends = (formula(self.least), formula(self.most))
-        return judged(formula(self.gain), min(ends), max(ends), _WHAT)
+        value = judged(formula(self.gain), min(ends), max(ends), _WHAT)
+        if not (self.left_out and value.status.usable):
+            return value
+        return Value(value.number, Status("estimated", self.left_out))
 
     def squared_error(self, gain: Tensor, noise_std: float) -> float:
         """Mean squared norm of the best estimator's error, for some gains."""
@@ -98,7 +107,8 @@ def _isotropic(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
 def _correlated(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
     h = spectrum.h
     if h is None or settings.prior is None:
-        return None
+        parts = spectrum.components
+        return None if parts is None else _along_components(spectrum, parts)
     root = settings.prior.root.to(h)
     ascending, columns = torch.linalg.eigh(root.T @ h @ root)
     gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
@@ -113,6 +123,31 @@ def _correlated(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
         torch.where(high > gain, high + rounding, high),
         basis.square().sum(0),
         basis,
+    )
+
+
+def _along_components(spectrum: SampleSpectrum, parts: Components) -> Channel:
+    ascending, columns = torch.linalg.eigh(parts.gram)
+    gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
+    weight = (columns * (parts.norms @ columns)).sum(0)
+    largest = float(torch.linalg.matrix_norm(parts.norms, 2))
+    low, high = spectrum.precision.scaled(largest).bounds(gain, len(gain))
+    left_out = ""
+    if parts.count < parts.size:
+        left_out = (
+            f"from {parts.count} of {parts.size} components of the prior, with "
+            f"{100 * parts.share:.3g} % of its variance; what the gradient shows of "
+            f"the others comes on top, so exposure is at least that; {REMEDY}"
+        )
+    none = gain.new_zeros(1)
+    return Channel(
+        torch.cat([gain, none]),
+        torch.cat([low, none]),
+        torch.cat([high, none]),
+        torch.cat([weight, gain.new_tensor([parts.rest])]),
+        None,
+        unseen=parts.rest,
+        left_out=left_out,
     )
 
 

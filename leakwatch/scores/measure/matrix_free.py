@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from leakwatch.scores.measure.components import Components, leading_components
 from leakwatch.scores.measure.dense import SMALLEST
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.plan import Plan
@@ -40,6 +41,8 @@ __all__ = ["end_values", "from_products"]
 _TOL = {torch.float32: 1e-4, torch.float64: 1e-8}
 # Where the products ran out before the tolerance: a residual good enough for a score.
 _ENOUGH = 1e-4
+# Along components of the prior; each is at most one product with J.
+_TANGENTS = 3
 # At worst all errors lie along one direction: a random one sees less than a thousandth
 # of them once in 1,000 times.
 _UNSEEN = 1e3
@@ -62,7 +65,7 @@ def from_products(
     precision = [Precision()] * batch
     lower = [0.0] * batch
     sums: list[SpectralMeasure | None] = [None] * batch
-    sampled = plan.spectrum and settings.prior is None
+    sampled = plan.spectrum
     leading = None
     if plan.largest or plan.spectrum:
         extremes = _ends(inputs, plan, settings)
@@ -79,6 +82,15 @@ def from_products(
         if sampled:
             sums = sampled_spectra(jacobian, plan, settings, extremes, leading)
             traces = [trace_of(measure) for measure in sums]
+    components: list[Components] | list[None] = [None] * batch
+    if plan.spectrum and settings.prior is not None:
+        components = leading_components(
+            jacobian,
+            settings.prior,
+            None if plan.any_noise else settings.noise_std,
+            most=_TANGENTS * plan.products,
+            max_memory=plan.max_memory,
+        )
     if plan.trace and not sampled:
         traces = estimated_traces(jacobian.normal(), leading)
     inverted, estimated = _inverses(inputs, plan, settings, lower)
@@ -96,6 +108,7 @@ def from_products(
             cos_min=cosine[i][1],
             trace=traces[i].times(scale**2),
             precision=precision[i].scaled(scale**2),
+            components=components[i],
             sums=None if measure is None else measure.scaled(scale**2),
             lower=lower[i] * scale**2,
             inverted=inverted[i],

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.scores.measure.components import Components
 from leakwatch.scores.measure.influence_path import InfluencePath
 from leakwatch.scores.measure.pixel_range import PixelRange
 from leakwatch.scores.result import Value, from_probes, judged
@@ -111,6 +112,8 @@ class SampleSpectrum:
         eigenvectors: input-space singular vectors u_i as columns; only when something
             asked for them.
         h: H itself; only when something asked for it.
+        components: H along the leading components of the prior, where there is one and
+            not all of H.
         why_no_spectrum: why ``eigenvalues`` or ``eigenvectors`` is ``None``.
         precision: what rounding can have done to the eigenvalues.
         sums: the spectrum as sampled by random starts, for sums over it where
@@ -143,6 +146,7 @@ class SampleSpectrum:
     eigenvalues: Float[Tensor, " d_x"] | None = None
     eigenvectors: Float[Tensor, "d_x d_x"] | None = None
     h: Float[Tensor, "d_x d_x"] | None = None
+    components: Components | None = None
     why_no_spectrum: str = ""
     precision: Precision = Precision()
     sums: SpectralMeasure | None = None

@@ -15,8 +15,10 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer, check_number
 from leakwatch.models.initialization import Initializer, check_scheme, initialize
 from leakwatch.normalization import Channels, check_channels
+from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import check_index
 from leakwatch.scores import resolve
+from leakwatch.scores.api import PriorName
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver
 from leakwatch.studies.initializations.measure import Measuring
 from leakwatch.studies.initializations.points import Point
@@ -51,6 +53,7 @@ def compare_initializations(
     std: Channels | None = None,
     data_range: float = 1.0,
     prior_std: float | None = None,
+    prior: PriorName | GaussianPrior | None = None,
     epsilon: float = 0.0,
     solver: Solver = "auto",
     products: int = DEFAULT_PRODUCTS,
@@ -89,6 +92,7 @@ def compare_initializations(
         std: per channel standard deviation of it.
         data_range: largest pixel value, the smallest being 0.
         prior_std: R of the Bayesian scores, pixel units; see :func:`leakwatch.score`.
+        prior: what their attacker knows of images; the same.
         epsilon: damping of I²F.
         solver: as in :func:`leakwatch.score`.
         products: the same.
@@ -136,6 +140,7 @@ def compare_initializations(
             "noise_std": noise_std,
             "epsilon": epsilon,
             "prior_std": prior_std,
+            "prior": prior,
             "solver": solver,
             "products": products,
             "dtype": dtype,

@@ -178,10 +178,10 @@ def unfairness(
 
     I²F (Zhang et al., NeurIPS 2023), Section 5.2, with the predicted PSNR of an
     attacker who knows the range of pixels (``i2f_range_psnr``; ``i2f_bayes_psnr`` where
-    it is not known) in place of the error of one attack. A class is under-protected when
-    the interval of its mean minus that of all other samples lies above zero: Student's
-    t with the spread within classes, taken to be the same in all, which needs several
-    samples a class; the intervals of all classes hold together (Bonferroni).
+    it is not known) in place of the error of one attack. A class is under-protected
+    when the interval of its mean minus that of all other samples lies above zero:
+    Student's t with the spread within classes, taken to be the same in all, which needs
+    several samples a class; the intervals of all classes hold together (Bonferroni).
 
     Args:
         module: the network; left as it was.

@@ -213,7 +213,8 @@ def test_combined_arrives_where_its_first_attack_comes_near() -> None:
 def test_combined_begins_gauss_newton_at_the_best_of_its_first_attack_s() -> None:
     gradients, shared, x = problem(2)
     first = FirstOrder(steps=60, lr=0.05)
-    found = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=2)
+    still = Combined(first=first, coarse=None, second=STILL)
+    found = attacked(still, gradients, shared, restarts=2)
     slopes, loss = Combined().first_problems(gradients, shared)
     ends = []
     for seed, (at, given) in enumerate((slopes, loss)):
@@ -230,6 +231,27 @@ def test_combined_begins_gauss_newton_at_the_best_of_its_first_attack_s() -> Non
     )
     best = torch.stack(ends)[turned.argmin(0), torch.arange(2)]
     torch.testing.assert_close(found.images, best, rtol=0, atol=1e-3)
+
+
+def test_combined_takes_each_attack_and_each_problem_before_any_again() -> None:
+    gradients, shared, _ = problem(2)
+    both = Combined(first=FirstOrder(steps=5), second=STILL)
+    task = GradientTask(
+        gradients=gradients, shared=shared, labels=shared.labels, pixels=PIXELS,
+        start=Start.uniform(), seed=0, restarts=4,
+    )  # fmt: skip
+    slopes, loss = both.first_problems(gradients, shared)
+    turns = [
+        (torch.equal(message.gradient, slopes[1].gradient), engine.name)
+        for (_, message), engine in both._ways(task)
+    ]
+    assert turns == [
+        (True, "coarse-to-fine"),
+        (False, "cosine"),
+        (True, "cosine"),
+        (False, "coarse-to-fine"),
+    ]
+    assert not torch.equal(slopes[1].gradient, loss[1].gradient)
 
 
 def test_combined_with_one_restart_or_unknown_slopes() -> None:

@@ -115,7 +115,7 @@ def test_rows_and_figure() -> None:
         network(), x, y, NOISE, index=range(20, 26), class_names=names
     )
     assert {r.sample for r in found.rows()} == set(range(20, 26))
-    assert {r.quantity for r in found.rows()} == {"i2f_bayes_psnr"}
+    assert {r.quantity for r in found.rows()} == {"i2f_range_psnr"}
     figure = found.figure()
     assert set(figure.layout.yaxis.ticktext) == set(names)
     assert "owl" in str(found)
