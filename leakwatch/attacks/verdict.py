@@ -25,10 +25,12 @@ __all__ = [
     "verdict",
 ]
 
-#: A gradient without noise counts as matched when the rest is at most this part of what
-#: images that know nothing leave: about what noise leaves that hides next to nothing.
-#: A tenth of it is left by images that are 11 to 17 dB wrong.
+#: A gradient without noise counts as matched when the rest is at most this part of its
+#: length: about what noise leaves that hides next to nothing. Images that leave a tenth
+#: of what a grey image leaves were seen at 11 to 17 dB.
 MATCHED = 1e-3
+# Where images that know nothing leave little, at most this part of that.
+_OF_NOTHING = 0.02
 #: The same for an update of many steps, which is never quite the gradient that an
 #: attack takes it for.
 EXPLAINED = 0.1
@@ -152,9 +154,9 @@ def matched_to(
 ) -> Float[Tensor, " targets"]:
     """The relative rest up to which a gradient counts as matched.
 
-    ``part`` · min(1, base), but not less than rounding, and with noise of known size
-    what that leaves at the true input: the root of the sum of that squared and
-    (1.1 s √d_θ/‖g*‖)²; likewise with what a defense leaves there.
+    ``part``, a fiftieth of base where that is less, but not less than rounding; and
+    with noise of known size what that leaves at the true input: the root of the sum of
+    that squared and (1.1 s √d_θ/‖g*‖)²; likewise with what a defense leaves there.
 
     Args:
         shared: the targets.
@@ -167,7 +169,10 @@ def matched_to(
     noise = limit_of_noise(shared)
     length = shared.gradient.double().norm(dim=1)
     rounding = _ROUNDING * torch.finfo(shared.gradient.dtype).eps
-    rest = (part * _at_most_one(base, length)).clamp_min(rounding)
+    least = _at_most_one(base, length)
+    # An update's attacks explain a part of what grey images leave.
+    rest = part * least if part >= EXPLAINED else (_OF_NOTHING * least).clamp_max(part)
+    rest = rest.clamp_min(rounding)
     out: Tensor = (noise.square() + rest.square()).sqrt()
     return out
 

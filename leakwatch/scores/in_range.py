@@ -25,6 +25,12 @@ from leakwatch.status import Status
 # Of a PSNR, twice its standard error: an error off by a tenth.
 _SURE_DB = 1.0
 _DOUBLINGS = 60
+# Predictions above this are those of a linear network: the image hardly moves.
+_STRAIGHT_DB = 25.0
+# Rounds between the noise that a linear network needs and what it gains where it bends,
+# and when they end.
+_ROUNDS = 4
+_SAME_DB = 0.1
 # Of log s: a thousandth of a decibel.
 _LOG_NOISE = 1e-4
 _NO_NOISE = Value.without("not computed", "needs noise_std, also when a delta is given")
@@ -57,7 +63,8 @@ _scored = functools.partial(
 def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Predicted PSNR of the best attacker who knows the range of pixels.
 
-    The mean over draws of the noise; for one given δ, that of δ. With a prior of
+    The mean over draws of the noise; for one given δ, that of δ. Below 25 dB, where
+    noise moves the image far, the Jacobian half way counts. With a prior of
     independent pixels it is at least `i2f_bayes_psnr`: the attacker takes the better of
     two estimates, the most probable image in the range and the posterior's mean without
     it. With the statistics of images it is the former: `i2f_bayes_psnr` then averages
@@ -162,10 +169,37 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         return Value(math.nan, inside)
     if not least.status.usable:
         return least
+    # With an image of its own: only the end of a search looks elsewhere.
     averaged = replace(spectrum, pulled=None, path=None, memo={})
+    straight = replace(averaged, pixel_range=replace(inside, elsewhere=None))
+    gain, value = 0.0, least
+    for _ in range(_ROUNDS):
+        aim = replace(settings, target_psnr=settings.target_psnr - gain)
+        value = _straight_noise(straight, aim, inside, least)
+        if not value.status.usable or value.number <= 0:
+            return value
+        at = replace(settings, noise_std=value.number)
+        both = (i2f_range_psnr(one, at).number for one in (averaged, straight))
+        before, gain = gain, max(next(both) - next(both), 0.0)
+        if not gain > before + _SAME_DB:
+            break
+    return value
+
+
+def _straight_noise(
+    spectrum: SampleSpectrum, settings: Settings, inside: PixelRange, least: Value
+) -> Value:
+    """The noise at which a linear network is held to ``target_psnr``.
+
+    Args:
+        spectrum: of the sample, without a way to look elsewhere.
+        settings: target and prior.
+        inside: what is known of the range.
+        least: the noise for an attacker who doesn't know it.
+    """
 
     def predicted(s: float) -> float:
-        value = i2f_range_psnr(averaged, replace(settings, noise_std=s))
+        value = i2f_range_psnr(spectrum, replace(settings, noise_std=s))
         return value.number if value.status.usable else math.inf
 
     floor = inside.least_noise(settings)
@@ -218,7 +252,13 @@ def _errors(
         return Value(without.number, _AT_LEAST)
     key = f"range at {s!r}"
     if key not in spectrum.memo:
-        spectrum.memo[key] = inside.errors(settings, s, spectrum.pulled)
+        found = inside.errors(settings, s, spectrum.pulled)
+        peak = spectrum.d_x * settings.data_range**2
+        if spectrum.pulled is None and float(found.squared.mean()) > peak * 10 ** (
+            -_STRAIGHT_DB / 10
+        ):
+            found = found.bent(inside.bend(settings, s))
+        spectrum.memo[key] = found
     errors: InRange = spectrum.memo[key]
     return errors
 
@@ -240,7 +280,15 @@ def _inside(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status
 
 
 def _exact_or_not(errors: InRange, status: Status) -> Status:
-    if errors.exact or status.word != "ok":
+    if status.word != "ok":
+        return status
+    if errors.straight:
+        return Status(
+            "estimated",
+            "as for a linear network: its Jacobian is not finite where noise moves the "
+            "image to",
+        )
+    if errors.exact:
         return status
     return Status(
         "estimated", "which pixels the range presses was not settled for every draw"

@@ -220,11 +220,11 @@ def test_verdicts_judge_the_rest_against_the_noise() -> None:
     noisy = SharedGradient(
         shared.gradient, y[:, None], (3,), noise_std=0.2 * size / math.sqrt(8)
     )
-    expected = math.sqrt(0.1**2 + 0.22**2)
+    expected = math.sqrt(1e-3**2 + 0.22**2)
     assert float(matched_to(noisy)[0]) == pytest.approx(expected)
     words = verdict(
         shared,
-        torch.tensor([0.05, 50.0]),
+        torch.tensor([5e-4, 50.0]),
         doubts=("", "The labels were inferred: ok."),
     )
     assert words[0].word == "ok"
@@ -276,14 +276,13 @@ def test_what_any_image_matches_does_not_count() -> None:
     grey = torch.full_like(x, 0.5)
     rest, _ = mismatch(gradients, shared, grey[:, None], y[:, None])
     assert bool((base <= rest).all())
-    assert bool((rest < MATCHED).all())
-    assert [s.word for s in verdict(shared, rest)] == ["ok", "ok"]
+    assert bool((rest < 0.03).all())
     judged = verdict(shared, rest, base=base)
     assert [s.word for s in judged] == ["not converged"] * 2
     assert "where noise or plain grey leaves" in judged[0].reason
     right, _ = mismatch(gradients, shared, x[:, None], y[:, None])
     assert [s.word for s in verdict(shared, right, base=base)] == ["ok", "ok"]
-    torch.testing.assert_close(matched_to(shared, base), MATCHED * base)
+    torch.testing.assert_close(matched_to(shared, base), 0.02 * base)
 
 
 def test_a_matched_direction_of_another_length_is_no_match() -> None:
@@ -291,7 +290,7 @@ def test_a_matched_direction_of_another_length_is_no_match() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(9, 2, bias=False))
     x, y = 0.2 * torch.rand(2, 1, 3, 3), torch.tensor([0, 1])
-    found = attack(net, x, y, "inverting-gradients", steps=60, tv=0.0, data_range=1.0)
+    found = attack(net, x, y, "lavp-cosine", steps=600, tv=0.0, data_range=1.0)
     assert float(found.relative.min()) > 0.5
     assert [s.word for s in found.status] == ["not converged"] * 2
     assert "not its length" in found.status[0].reason

@@ -74,7 +74,8 @@ def _of_sample(
         h = gram.h * scale**2
         spectrum = replace(spectrum, h=h)
     if plan.range:
-        spectrum = replace(spectrum, pixel_range=inputs.pixel_range(sample, h))
+        inside = inputs.pixel_range(sample, h, plan.max_memory)
+        spectrum = replace(spectrum, pixel_range=inside)
     return replace(spectrum, grad_norm=Value(gram.norm * scale))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -82,19 +83,41 @@ class ScoreInputs:
         return noise_as_it_arrives(self.jacobian)
 
     def pixel_range(
-        self, sample: int, h: Float[Tensor, "d_x d_x"]
+        self,
+        sample: int,
+        h: Float[Tensor, "d_x d_x"],
+        max_memory: float | None = None,
     ) -> PixelRange | Status:
         """What an attack in the range of pixels depends on, or why it is not known.
 
         Args:
             sample: position.
             h: its H, pixel units.
+            max_memory: MiB that may be kept of another Jacobian.
         """
         if self.pixels is None or self.offset is None:
             return Status("not computed", "the pixels of the sample are not known")
         return PixelRange(
-            h, self.pixels[sample], self.offset[sample], self.arriving_noise[sample]
+            h,
+            self.pixels[sample],
+            self.offset[sample],
+            self.arriving_noise[sample],
+            functools.partial(self._elsewhere, sample, max_memory),
         )
+
+    def _elsewhere(
+        self, sample: int, max_memory: float | None, moved: Float[Tensor, " d_x"]
+    ) -> tuple[Float[Tensor, "d_x d_x"], Float[Tensor, " d_x"]]:
+        """H and Jᵀξ of the first draw at an image beside a sample, pixel units."""
+        at, scale = self.jacobian, self.jacobian.input_scale
+        x = self.x[sample : sample + 1]
+        there = x.double() + (moved.to(scale) * scale).view_as(x)
+        jacobian = GradientJacobian(
+            at.gradients, there.to(x), self.y[sample : sample + 1], input_scale=scale
+        )
+        h = jacobian.gram(0, max_memory=max_memory).h
+        noise = noise_as_it_arrives(jacobian, draws=1)[0, 0]
+        return h * float(jacobian.scale[0]) ** 2, noise
 
     def rounding(self, *, directions: int = 3) -> list[float]:
         """‖ΔJ̃‖_F, or 0 where the network has no other precision to compare with.

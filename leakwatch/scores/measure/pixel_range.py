@@ -12,6 +12,10 @@ are, is pressed against it by half of all noise, and found exactly; with it goes
 unknown of those that are left. The expectation over the noise has no closed form, but
 few draws of Jᵀδ suffice: the minimum is found exactly, by active sets.
 
+Where noise moves the image far, the gradient does not change by J(z − x) on the way,
+but by the mean of the Jacobians between x and z times z − x. H and Jᵀδ half way stand
+for it: :meth:`PixelRange.bend` looks there, and again where that leads.
+
 An attacker who is *told* which pixels lie at the ends has the error of the Gaussian
 channel on the others, a closed form that bounds all who have to find out.
 """
@@ -19,6 +23,7 @@ channel on the others, a closed form that bounds all who have to find out.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -28,13 +33,16 @@ from torch import Tensor
 
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores.settings import Settings
-from leakwatch.spectrum.box import minimize_in_box
+from leakwatch.spectrum.box import BoxMinimum, minimize_in_box
 
 __all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
 
 #: Draws of the noise over which predictions are averaged.
-DRAWS: Final = 16
+DRAWS: Final = 8
 _GUESSES: Final = 60
+# Looks half way, and decibels by which the last one may still change a prediction.
+_LOOKS: Final = 4
+_SETTLED_DB: Final = 0.3
 # Of the range: what normalising an image and taking it back may do to it.
 _SLACK: Final = 1e-5
 
@@ -47,10 +55,19 @@ class InRange:
     Attributes:
         squared: ‖z − x‖², ``(draws,)``, pixel units squared.
         exact: whether each minimum was found exactly.
+        straight: whether they are those of a linear network, because the Jacobian half
+            way is not finite.
     """
 
     squared: Float[Tensor, " draws"]
     exact: bool
+    straight: bool = False
+
+    def bent(self, decibels: float) -> InRange:
+        """The same with the gain of :meth:`PixelRange.bend`."""
+        if math.isnan(decibels):
+            return InRange(self.squared, self.exact, straight=True)
+        return InRange(self.squared * 10 ** (-decibels / 10), self.exact)
 
 
 @final
@@ -64,12 +81,15 @@ class PixelRange:
         offset: x − μ.
         noise: Jᵀξ for draws of ξ with independent standard normal entries,
             ``(draws, d_x)``.
+        elsewhere: z − x ↦ H and Jᵀξ at z, of the first draw; ``None`` where only the
+            image itself was measured.
     """
 
     h: Float[Tensor, "d_x d_x"]
     image: Float[Tensor, " d_x"]
     offset: Float[Tensor, " d_x"]
     noise: Float[Tensor, "draws d_x"]
+    elsewhere: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def leaves(self, high: float) -> bool:
         """Whether the image is not in [0, high], so that the range is another one."""
@@ -84,16 +104,16 @@ class PixelRange:
     def least_noise(self, settings: Settings) -> float:
         """The noise below which rounding hides what the prior says.
 
-        s²/R² has to stand out from the rounding of H, n ε λ_1, where λ_1 ≤ tr H. With a
-        full covariance R is that of an average pixel: what the gradient hardly shows
-        is what varies little in images too.
+        s²/R² has to stand out from the rounding of H, √n ε λ_1 where that of its
+        entries adds up as at random, with λ_1 ≤ tr H. With a full covariance R is that
+        of an average pixel: what the gradient hardly shows varies little in images too.
 
         Args:
             settings: the prior.
         """
         n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
         spread = settings.prior_std if settings.prior is None else settings.prior.std
-        return spread * math.sqrt(n * eps * float(self.h.diagonal().sum()))
+        return spread * math.sqrt(n**0.5 * eps * float(self.h.diagonal().sum()))
 
     def errors(
         self, settings: Settings, noise_std: float, pulled: Tensor | None = None
@@ -106,18 +126,62 @@ class PixelRange:
             pulled: Jᵀδ of one given δ; default: s times each draw.
         """
         arrived = noise_std * self.noise if pulled is None else pulled[None]
-        prior = _precision(settings, self.h)
+        found = self._minima(self.h, arrived, settings, noise_std)
+        squared = torch.stack([one.delta.square().sum() for one in found])
+        return InRange(squared, all(one.exact for one in found))
+
+    def bend(self, settings: Settings, noise_std: float) -> float:
+        """Decibels that the prediction gains where the network is not linear.
+
+        Args:
+            settings: the prior.
+            noise_std: s.
+
+        Returns:
+            The change for the first draw, with the Jacobian half way between the image
+            and where the attack ends; 0 where none but that at the image is known, NaN
+            where the network gives no finite one.
+        """
+        if self.elsewhere is None:
+            return 0.0
+        arrived = noise_std * self.noise[:1]
+        first = self._minima(self.h, arrived, settings, noise_std)[0].delta
+        straight = change = float(first.norm())
+        last, decibels = first, 0.0
+        for _ in range(_LOOKS):
+            h, pulled = self.elsewhere(last / 2)
+            if not bool(torch.isfinite(h).all() and torch.isfinite(pulled).all()):
+                return math.nan
+            there = self._minima(h, noise_std * pulled[None], settings, noise_std)[0]
+            # Half of the way: a step alone turns back and forth around the answer.
+            last = (last + there.delta) / 2
+            before, change = change, float(last.norm())
+            if change == 0:
+                return 0.0
+            decibels = 20 * math.log10(straight / change)
+            if abs(20 * math.log10(before / change)) < _SETTLED_DB:
+                break
+        return decibels
+
+    def _minima(
+        self,
+        h: Float[Tensor, "d_x d_x"],
+        arrived: Float[Tensor, "draws d_x"],
+        settings: Settings,
+        noise_std: float,
+    ) -> list[BoxMinimum]:
+        """Z − x of the most probable image z in the range, for each Jᵀδ."""
+        prior = _precision(settings, h)
         # All of it times s²/d̄, so that its entries are about 1.
-        unit = float(self.h.diagonal().mean()) or 1.0
-        m = (self.h + noise_std**2 * prior) / unit
+        unit = float(h.diagonal().mean()) or 1.0
+        m = (h + noise_std**2 * prior) / unit
         towards = noise_std**2 * (prior @ self.offset)
         lower, info = torch.linalg.cholesky_ex(m)
         inverse = None if int(info) else torch.cholesky_inverse(lower)
         high = settings.data_range
         low = -self.image.clamp(0.0, high)
-        squared, exact = [], True
-        for b in arrived:
-            found = minimize_in_box(
+        return [
+            minimize_in_box(
                 m,
                 (towards - b) / unit,
                 low,
@@ -125,9 +189,8 @@ class PixelRange:
                 inverse=inverse,
                 guesses=_GUESSES,
             )
-            squared.append(found.delta.square().sum())
-            exact &= found.exact
-        return InRange(torch.stack(squared), exact)
+            for b in arrived
+        ]
 
     def told(self, settings: Settings, noise_std: float) -> float:
         """Mean squared error of an attacker who is told which pixels lie at the ends.
@@ -170,10 +233,12 @@ def noise_as_it_arrives(
         seed: of a generator of its own.
     """
     batch, d_theta, _ = jacobian.shape
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     arrived = []
     for _ in range(draws):
-        xi = torch.randn(d_theta, generator=generator, dtype=torch.float32)
+        xi = torch.randn(
+            d_theta, generator=generator, dtype=torch.float32, device="cpu"
+        )
         xi = xi.to(jacobian.scale.device, jacobian.dtype)
         there = jacobian.normalized_rmatvec(xi.expand(batch, -1))
         arrived.append(there.double() * jacobian.scale[:, None])

@@ -235,7 +235,7 @@ def test_combined_begins_gauss_newton_at_the_best_of_its_first_attack_s() -> Non
 
 def test_combined_takes_each_attack_and_each_problem_before_any_again() -> None:
     gradients, shared, _ = problem(2)
-    both = Combined(first=FirstOrder(steps=5), second=STILL)
+    both = Combined(second=STILL)
     task = GradientTask(
         gradients=gradients, shared=shared, labels=shared.labels, pixels=PIXELS,
         start=Start.uniform(), seed=0, restarts=4,
