@@ -169,12 +169,14 @@ def _print(
     seconds: float,
 ) -> None:
     gap = achieved - predicted
-    above = f"{100 * float((gap[matched] > 2).double().mean()):.0f} %"
+    off, above = "–", "–"
+    if matched.any():
+        off = f"{float(gap[matched].abs().median()):.2f}"
+        above = f"{100 * float((gap[matched] > 2).double().mean()):.0f} %"
     print(
         f"{name:16}{prior:>8}{noise:8.0e} {start:>7}{int(matched.sum()):6d}/{len(gap)}"
         f"{float(predicted.nanmedian()):10.1f}{float(achieved.median()):9.1f}"
-        f"{float(gap[matched].abs().nanmedian()):6.2f}{above if matched.any() else '–':>7}"
-        f"{seconds:9.1f}",
+        f"{off:>6}{above:>7}{seconds:9.1f}",
         flush=True,
     )
 

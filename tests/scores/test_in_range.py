@@ -224,7 +224,7 @@ def test_the_group_is_refused_by_no_update() -> None:
 
 
 def test_half_way_stands_for_a_network_that_bends() -> None:
-    """One pixel, g = x²: the mean Jacobian between x and z is x + z, to the last bit."""
+    """One pixel, g = x²: half way the Jacobian is its mean between x and z, exactly."""
 
     class Square(nn.Module):
         def __init__(self) -> None:
