@@ -219,10 +219,11 @@ class ProbeSet:
             if prior_samples is None:
                 most = max(_PRIOR_NUMBERS // x[0].numel(), _FEWEST_SAMPLES)
                 prior_samples = min(most, _PRIOR_SAMPLES)
-            # Of a stream of its own: equal for drawn and for given indices.
-            stream = torch.Generator(device="cpu").manual_seed(seed + 1)
+            # The same items whatever is drawn, so that a resumed run measures the same.
+            stream = torch.Generator(device="cpu").manual_seed(0)
             order = torch.randperm(len(within), generator=stream, device="cpu")
-            others = _readable(read, [within[i] for i in order[:prior_samples]])
+            measured = order[:prior_samples].sort().values
+            others = _readable(read, [within[i] for i in measured])
             fields = _fields(x, y, chosen, mean, std, class_names, data_range, others)
         return cls(**fields)
 

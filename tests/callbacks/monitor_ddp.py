@@ -129,6 +129,43 @@ def broken(folder: Path, processes: int) -> dict[str, Any]:
     return {"record": record_of(watched), "epoch": run.current_epoch, "said": said}
 
 
+class Talking(Double):
+    """Its forward waits for the other process, in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.distributed.is_initialized():
+            self.exchange(x)
+        return super().forward(x)
+
+    def exchange(self, x: Tensor) -> None:
+        total = x.detach().mean()
+        torch.distributed.all_reduce(total)
+
+
+class Gathering(Talking):
+    def exchange(self, x: Tensor) -> None:
+        torch.distributed.all_gather_object([None, None], len(x))
+
+
+class TalkingInTraining(Talking):
+    def exchange(self, x: Tensor) -> None:
+        if self.training:
+            super().exchange(x)
+
+
+def talking(folder: Path, processes: int) -> dict[str, Any]:
+    said = []
+    for kind in (Talking, Gathering):
+        try:
+            go(folder, watch(), processes=processes, module=kind, max_epochs=1)
+        except RuntimeError as error:
+            said.append(str(error))
+    watched = watch()
+    run = go(folder, watched, processes=processes, module=TalkingInTraining)
+    return {"said": said, "epoch": run.current_epoch, "record": record_of(watched)}
+
+
 CASES = {
-    case.__name__: case for case in (plain, double, single, one_probe, resumed, broken)
+    case.__name__: case
+    for case in (plain, double, single, one_probe, resumed, broken, talking)
 }

@@ -133,6 +133,20 @@ def test_resumed(two: Results, one: dict[str, Any]) -> None:
     assert found["best"] == pytest.approx(one["resumed"]["best"], rel=1e-6)
 
 
+def test_a_forward_that_waits_for_others_is_refused(two: Results) -> None:
+    for rank in (0, 1):
+        found = two["talking"][rank]
+        reduced, gathered = found["said"]
+        assert "forward of Talking exchanges data between processes (allreduce)" in (
+            reduced
+        )
+        assert "forward of Gathering exchanges data between processes" in gathered
+        assert "only while self.training" in gathered
+        # In training mode alone: nothing stands in the way of probes.
+        assert found["epoch"] == 2
+        assert "ok" in {r[6] for r in found["record"]}
+
+
 def test_an_exception_in_one_process_stops_nothing(two: Results) -> None:
     found = two["broken"][0]
     assert found["epoch"] == 2

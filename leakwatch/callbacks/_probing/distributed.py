@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _SHARDED = {
     "FSDPStrategy": "FSDP",
@@ -33,6 +37,50 @@ def refuse_sharded(trainer: Trainer, callback: str) -> None:
                 f"need the whole network on each; train with strategy='ddp', or score "
                 f"a checkpoint afterwards with `leakwatch audit`."
             )
+
+
+@contextmanager
+def refusing_collectives(module: nn.Module) -> Iterator[None]:
+    """Raises after a body that evaluates a module if processes talked meanwhile.
+
+    Each process evaluates the module for probes of its own, so not equally often: one
+    that waits for another in its forward would wait for ever.
+
+    Args:
+        module: the network; the body is the same in every process.
+
+    Raises:
+        RuntimeError: for a collective operation, where there are several processes.
+    """
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not several or torch.distributed.get_world_size() == 1:
+        yield
+        return
+    with _Listening() as heard:
+        yield
+    if heard.operations:
+        raise RuntimeError(
+            f"the forward of {type(module).__name__} exchanges data between processes "
+            f"({', '.join(sorted(heard.operations))}), but each process evaluates it "
+            f"for probes of its own, not equally often, and would wait for ever; let "
+            f"it do so only while self.training, or score a checkpoint in one process "
+            f"with `leakwatch audit`."
+        )
+
+
+class _Listening(TorchDispatchMode):
+    """Notes the collective operations that a body calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "c10d" in func.namespace:
+            self.operations.add(func.overloadpacket.__name__.strip("_"))
+        return func(*args, **(kwargs or {}))
 
 
 def gather(trainer: Trainer, mine: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import nn
 
+from leakwatch.callbacks._probing.distributed import refusing_collectives
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.step import (
     ProbeStep,
@@ -336,12 +337,13 @@ def checked_map(scoring: Scoring, module: nn.Module, probes: ProbeSet) -> Gradie
     Raises:
         TypeError: if the module doesn't give one tensor of logits.
         ValueError: if its logits don't fit the labels of the probes.
+        RuntimeError: if its forward exchanges data between processes.
     """
     gradients = scoring.gradient_map(module)
     # A run that has diverged may be resumed; its values are recorded as failed.
     if _finite(module):
         place = device_of(module)
-        with observing(module):
+        with observing(module), refusing_collectives(module):
             gradients.check(probes.x.to(place), probes.y.to(place))
     return gradients
 
