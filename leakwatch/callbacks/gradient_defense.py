@@ -18,6 +18,7 @@ from leakwatch.callbacks._defense.fit import DefendedFit
 from leakwatch.callbacks._defense.refusals import refuse_optimizers, refuse_run
 from leakwatch.callbacks._defense.samples import SampleDefense
 from leakwatch.callbacks._defense.step import DefenseSummary, Tally
+from leakwatch.callbacks._probing.placed import Placed
 from leakwatch.checks import (
     check_choice,
     check_dtype,
@@ -36,7 +37,7 @@ __all__ = ["GradientDefense"]
 _AUDIT_SEED = 2**31
 
 
-class GradientDefense(Callback):
+class GradientDefense(Placed):
     """Applies a defense to what the optimiser consumes, and measures what arrived.
 
     Every step of an optimiser is one message: the gradient that it would consume,
@@ -212,6 +213,7 @@ class GradientDefense(Callback):
                 "it did; combine them in one object with the methods of "
                 "leakwatch.defenses.Defense."
             )
+        super().setup(trainer, pl_module, stage)
         refuse_run(trainer, pl_module, self.defense)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -319,11 +321,6 @@ class GradientDefense(Callback):
         self._remove()
 
     # -- state -----------------------------------------------------------------------
-
-    @property
-    def state_key(self) -> str:
-        """Its place in a checkpoint."""
-        return self._generate_state_key(name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Random streams, what was measured, and bases that may serve again."""

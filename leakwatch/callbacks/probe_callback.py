@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from leakwatch.callbacks._probing.distributed import refuse_sharded
 from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
+from leakwatch.callbacks._probing.placed import Placed
 from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
 from leakwatch.callbacks._probing.session import ProbeSession
@@ -52,7 +53,7 @@ __all__ = ["ProbeCallback", "RecordingCallback"]
 _ALWAYS = ("grad_norm", "loss")
 
 
-class RecordingCallback(Callback, Probing):
+class RecordingCallback(Placed, Probing):
     """Base of the callbacks that measure something about samples of the training data.
 
     It decides when, keeps the record, and answers for training being left alone. What
@@ -207,21 +208,10 @@ class RecordingCallback(Callback, Probing):
         """Refuses what can't work, as early as it can be known."""
         # Evaluation with a checkpoint loads callback states too: only this fit counts.
         self._loaded = None
+        super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
         refuse_sharded(trainer, type(self).__name__)
-        callbacks: list[Callback] = getattr(trainer, "callbacks", [])
-        for other in callbacks:
-            if (
-                isinstance(other, RecordingCallback)
-                and other is not self
-                and other.name == self.name
-            ):
-                raise RuntimeError(
-                    f"two callbacks are called {self.name!r} and would log under the "
-                    f"same keys; give one of them another name, for instance "
-                    f"{type(self).__name__}(name='leakwatch-test')."
-                )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the probes, opens the ledger, and probes the network as it starts."""
@@ -303,11 +293,6 @@ class RecordingCallback(Callback, Probing):
         self._finish(trainer)
 
     # -- state ---------------------------------------------------------------------
-
-    @property
-    def state_key(self) -> str:
-        """Two monitors in one run keep their states apart."""
-        return self._generate_state_key(name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Schedule, position in the ledger and latest values; no pixel of any probe."""

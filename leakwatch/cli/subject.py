@@ -193,7 +193,7 @@ def draw(
     )
     saved = {} if checkpoint is None else checkpoint.callbacks
     # An attack may ask about a run that was watched, but never attacked.
-    state = recorded or saved.get(monitor.state_key) or _of_a_monitor(saved)
+    state = recorded or saved.get(monitor.saved_as) or _of_a_monitor(saved)
     wanted = monitor.given if count is None else count
     watched = state.get("indices") if training or recorded else None
     again = watched is not None and len(watched) == wanted

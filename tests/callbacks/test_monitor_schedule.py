@@ -252,8 +252,9 @@ def test_two_monitors_in_one_trainer(tmp_path: Path) -> None:
 
 
 def test_two_monitors_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="state_key"):
-        trainer(tmp_path, monitor(), monitor(seed=4))
+    run = trainer(tmp_path, monitor(), monitor(seed=4))
+    with pytest.raises(RuntimeError, match=r"'leakwatch' and .*name='leakwatch-test'"):
+        run.fit(Tiny(), loader())
     sub = EverySeventh(3, verbose=False)
     run = trainer(tmp_path, monitor(), sub)
     with pytest.raises(RuntimeError, match=r"two callbacks are called 'leakwatch'"):
