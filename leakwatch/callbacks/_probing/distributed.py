@@ -68,11 +68,11 @@ def refusing_collectives(module: nn.Module) -> Iterator[None]:
         )
 
 
-class _Listening(TorchDispatchMode):
+class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the collective operations that a body calls."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: set[str] = set()
 
     def __torch_dispatch__(
