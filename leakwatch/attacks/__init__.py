@@ -29,6 +29,8 @@ from leakwatch.attacks.base import (
     Progress,
     SearchResult,
 )
+from leakwatch.attacks.coarse_to_fine import CoarseToFine
+from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
 from leakwatch.attacks.generators.ci_net import CINetAttack
@@ -51,6 +53,8 @@ from leakwatch.attacks.updates.surrogate import SurrogateAttack
 __all__ = [
     "Attack",
     "CINetAttack",
+    "CoarseToFine",
+    "Combined",
     "FirstOrder",
     "GIASAttack",
     "GaussNewton",

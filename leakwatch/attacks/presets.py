@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from leakwatch.attacks.base import Attack
+from leakwatch.attacks.coarse_to_fine import CoarseToFine
 from leakwatch.attacks.combined import Combined
 from leakwatch.attacks.first_order import FirstOrder
 from leakwatch.attacks.gauss_newton.attack import GaussNewton
@@ -88,7 +89,8 @@ INVERTING_GRADIENTS = register(
         source="Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS "
         "2020",
         differs="Published: 24,000 steps; total variation 1e-1 (ImageNet) to 1e-4 "
-        "(CIFAR-10, single images).",
+        "(CIFAR-10, single images). 1e-4 suits digits; on CIFAR-10 tv=0.2 is about 5 dB "
+        "better (docs/attacks.md).",
     )
 )
 """Cosine distance, total variation, signed Adam with step decay, box."""
@@ -160,6 +162,17 @@ LAVP_COSINE = register(
 )
 """Cosine distance, Adam, total variation, best of three."""
 
+COARSE_TO_FINE = register(
+    Preset(
+        CoarseToFine(),
+        start="normal",
+        restarts=1,
+        source="this library",
+        differs="Not published as an attack.",
+    )
+)
+"""Cosine distance, Adam on the frequencies of the image, from coarse to fine."""
+
 GAUSS_NEWTON = register(
     Preset(
         GaussNewton(),
@@ -181,7 +194,7 @@ COMBINED = register(
         differs="Not published as an attack.",
     )
 )
-"""Cosine descent from several starts, then Gauss-Newton from the best."""
+"""Descent on pixels and from coarse to fine, then Gauss-Newton from the best."""
 
 CI_NET = register(
     Preset(

@@ -37,6 +37,7 @@ def test_the_field_s_names_are_there() -> None:
         "lavp-l2",
         "lavp-cosine",
         "gauss-newton",
+        "coarse-to-fine",
         "combined",
         "ci-net",
     }
@@ -78,6 +79,7 @@ def test_presets_have_the_published_settings(
         "inverting-gradients",
         "lavp-l2",
         "gauss-newton",
+        "coarse-to-fine",
         "combined",
         "ci-net",
     ],
