@@ -109,7 +109,10 @@ def describe_dashboard(
                 "Predicted PSNR of classes (dB; needs log='all')",
                 metric_regex=f"{monitor}-class/.*psnr",
             ),
-            {"kind": "media", "media_keys": [f"{monitor}/figure/classes"]},
+            {
+                "kind": "media",
+                "media_keys": [f"{monitor}/figure/classes_over_epochs"],
+            },
         ],
         "Worst samples": [{"kind": "table", "table_name": f"{monitor}/samples"}],
         "Audit": [

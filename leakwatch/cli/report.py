@@ -27,7 +27,13 @@ def report(argv: list[str]) -> None:
         metavar="RUN",
         help="the run's directory, or a directory above it that holds one run",
     )
-    print(write_report(find_run(parser.parse_args(argv).run)))
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="put plotly.js into a file beside the report, which is small then",
+    )
+    asked = parser.parse_args(argv)
+    print(write_report(find_run(asked.run), shared=asked.shared))
 
 
 def find_run(directory: str | Path) -> Path:

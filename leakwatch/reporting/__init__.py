@@ -14,6 +14,7 @@ are asked for.
 
 from __future__ import annotations
 
+from leakwatch.reporting.figures.class_heat import classes_over_epochs
 from leakwatch.reporting.figures.classes import class_bars
 from leakwatch.reporting.figures.layers import layers_over_epochs, without_layers
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
@@ -49,6 +50,7 @@ __all__ = [
     "Spread",
     "Summary",
     "class_bars",
+    "classes_over_epochs",
     "eigenvalue_histogram",
     "layers_over_epochs",
     "log_scalars",

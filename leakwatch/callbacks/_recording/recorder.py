@@ -17,6 +17,7 @@ from leakwatch.reporting import (
     RiskLedger,
     Row,
     class_bars,
+    classes_over_epochs,
     layers_over_epochs,
     quantities_from_metadata,
     risk_over_epochs,
@@ -228,6 +229,7 @@ class Recorder:
         figures = {
             "risk": risk_over_epochs(of_samples, quantities, names),
             "classes": class_bars(of_samples, quantities, names),
+            "classes_over_epochs": classes_over_epochs(of_samples, names),
             "layers": layers_over_epochs(rows),
         }
         self._refused(

@@ -11,7 +11,7 @@ from leakwatch.reporting.html.markup import Badge, NumberCell
 from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import LedgerTable, Moment
 from leakwatch.reporting.quantities import SPEARMAN, Quantity, describe
-from leakwatch.reporting.statistics.achieved import KINDS, Achieved
+from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS, KINDS, Achieved
 from leakwatch.reporting.words import count
 
 __all__ = ["Correlations", "make_correlations"]
@@ -81,7 +81,13 @@ def make_correlations(
             by_score.setdefault(score, {})[kind, metric] = row
     if not by_score:
         return None
-    usable = [key for line in by_score.values() for key in line if line[key].usable]
+    enough = {k for k, result in kinds.items() if result.conclusive >= FEWEST_ATTACKS}
+    usable = [
+        key
+        for line in by_score.values()
+        for key in line
+        if key[0] in enough and line[key].usable
+    ]
     shown = {kind for kind, _ in usable} & kinds.keys()
     columns = [
         (kind, metric)
@@ -121,7 +127,9 @@ def _used(result: Achieved) -> str:
 def _why(result: Achieved) -> str:
     if not result.conclusive:
         return f"no attack on {count(result.attacked, 'sample')} was conclusive"
-    return f"{_used(result)}, too few or all alike"
+    if result.conclusive < FEWEST_ATTACKS:
+        return f"{_used(result)}, and it takes {FEWEST_ATTACKS}"
+    return f"{_used(result)}, all alike"
 
 
 def _cell(row: Row | None) -> NumberCell:

@@ -15,6 +15,30 @@
     };
   };
 
+  const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    + "!#$%&()*+-;:=>?@^_`{|}~";
+
+  // plotly.js lies in the page deflated, in base 85: its size in bytes, a blank, and
+  // five digits for four bytes.
+  const unpack = async (text) => {
+    const [size, packed] = text.split(" ");
+    const value = new Uint8Array(128);
+    [...DIGITS].forEach((digit, place) => { value[digit.charCodeAt(0)] = place; });
+    const bytes = new DataView(new ArrayBuffer(packed.length / 5 * 4));
+    for (let i = 0, j = 0; i < packed.length; j += 4) {
+      let word = 0;
+      for (const end = i + 5; i < end; i++) {
+        word = word * 85 + value[packed.charCodeAt(i)];
+      }
+      bytes.setUint32(j, word);
+    }
+    const stream = new Response(bytes.buffer.slice(0, Number(size))).body.pipeThrough(
+      new DecompressionStream("deflate-raw"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  };
+
   const draw = async (div) => {
     const figure = JSON.parse(document.getElementById(`${div.id}-data`).textContent);
     if (matchMedia("(pointer: coarse)").matches) { figure.layout.dragmode = false; }
@@ -52,9 +76,22 @@
     });
   };
 
+  // A table that is cut at the side says so.
+  const hintAtMore = (box) => {
+    const hint = document.createElement("p");
+    hint.className = "soft small";
+    hint.textContent = "Scroll sideways: there are more columns →";
+    box.before(hint);
+    new ResizeObserver(() => { hint.hidden = box.scrollWidth <= box.clientWidth; })
+      .observe(box);
+  };
+
+  document.querySelectorAll(".scroll").forEach(hintAtMore);
   document.querySelectorAll("table.sort").forEach(makeSortable);
   const plots = [...document.querySelectorAll(".plot")];
-  Promise.all(plots.map((div) => draw(div).catch((error) => {
+  const packed = document.getElementById("library");
+  const library = packed ? unpack(packed.textContent) : Promise.resolve();
+  Promise.all(plots.map((div) => library.then(() => draw(div)).catch((error) => {
     div.textContent = `This figure could not be drawn: ${error}`;
     console.error(error);
   }))).then(() => { root.dataset.ready = "yes"; });

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
 from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
 from leakwatch.reporting.html.attacks import make_attack_lead, make_attacks, unexplained
+from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.html.markup import (
     Panel,
     data_uri,
@@ -18,7 +19,7 @@ from leakwatch.reporting.html.markup import (
     thumbnail,
 )
 from leakwatch.reporting.html.notices import make_notices
-from leakwatch.reporting.html.page import Link, render_page
+from leakwatch.reporting.html.page import Link, render_page, write_library
 from leakwatch.reporting.html.samples import make_sample_table
 from leakwatch.reporting.html.summary import make_cards, make_lead, make_strip
 from leakwatch.reporting.html.tables import (
@@ -58,7 +59,7 @@ class Spectra(NamedTuple):
     figures: tuple[Panel, ...]
 
 
-def write_report(run_dir: str | Path) -> Path:
+def write_report(run_dir: str | Path, *, shared: bool = False) -> Path:
     """Write ``report.html`` into a run directory and return its path.
 
     The file holds everything, plotly.js and the probes' pictures included, and
@@ -67,6 +68,8 @@ def write_report(run_dir: str | Path) -> Path:
 
     Args:
         run_dir: Directory of a `leakwatch.reporting.ledger.ledger.RiskLedger`.
+        shared: Whether to put plotly.js, 4.8 MB, into a file beside the report,
+            instead of 1.8 MB into it.
 
     Raises:
         FileNotFoundError: If there is no recorded run.
@@ -74,11 +77,14 @@ def write_report(run_dir: str | Path) -> Path:
     """
     ledger = RiskLedger.open(run_dir)
     path = ledger.directory / "report.html"
-    write_atomically(path, _render(ledger).encode("utf-8", errors="backslashreplace"))
+    page = _render(ledger, shared)
+    if shared:
+        write_library(ledger.directory)
+    write_atomically(path, page.encode("utf-8", errors="backslashreplace"))
     return path
 
 
-def _render(ledger: RiskLedger) -> str:
+def _render(ledger: RiskLedger, shared: bool) -> str:
     metadata = ledger.read_metadata()
     facts = RunFacts.of(metadata)
     everything = LedgerTable.from_rows(ledger.rows())
@@ -122,6 +128,7 @@ def _render(ledger: RiskLedger) -> str:
         links=[Link(section.anchor, section.title) for section in sections],
         lead=make_lead(table, headline, facts),
         attacked=make_attack_lead(everything),
+        conclusions=conclude(everything, headline, facts, metadata),
         care=_sentences(*facts.training, *facts.assumed, unexplained(everything)),
         summary=make_cards(table, headline, facts, pictures),
         strip=make_strip(headline, facts),
@@ -129,6 +136,7 @@ def _render(ledger: RiskLedger) -> str:
             table, ledger.problems, facts.notes, private=bool(pictures)
         ),
         sections=sections,
+        shared=shared,
     )
 
 

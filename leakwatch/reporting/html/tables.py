@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
+from leakwatch.reporting.figures.class_heat import classes_over_epochs
 from leakwatch.reporting.figures.classes import class_bars
 from leakwatch.reporting.figures.layers import layers_over_epochs
 from leakwatch.reporting.html.markup import (
@@ -78,6 +79,7 @@ class ClassSection:
     """What the section on classes shows; at least one of its parts."""
 
     figure: Panel | None
+    over: Panel | None
     means: ClassMeans | None
     spreads: tuple[SpreadRow, ...]
 
@@ -97,7 +99,13 @@ def make_classes(
     spreads = _spreads(table, facts)
     if figure is None and means is None and not spreads:
         return None
-    return ClassSection(make_panel("fig-class", figure, tall=True), means, spreads)
+    over = classes_over_epochs(shown, facts.class_names)
+    return ClassSection(
+        make_panel("fig-class", figure, tall=True),
+        make_panel("fig-class-epochs", over, tall=True),
+        means,
+        spreads,
+    )
 
 
 def _class_means(ledger: LedgerTable, facts: RunFacts) -> ClassMeans | None:

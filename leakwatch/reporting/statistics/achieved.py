@@ -16,7 +16,17 @@ from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
 from leakwatch.reporting.statistics.aggregates import quantile
 from leakwatch.reporting.words import count, decibels
 
-__all__ = ["KINDS", "Achieved", "achieved", "audits", "conclusive_values"]
+__all__ = [
+    "FEWEST_ATTACKS",
+    "KINDS",
+    "Achieved",
+    "achieved",
+    "audits",
+    "conclusive_values",
+]
+
+#: So many conclusive attacks make a correlation worth a number.
+FEWEST_ATTACKS: Final = 8
 
 #: Kind of start, as in the names of quantities → what readers call it.
 KINDS: Final = {

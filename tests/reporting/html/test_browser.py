@@ -126,9 +126,19 @@ def test_the_report_draws_without_errors(
 ) -> None:
     report = write_report(make_run().directory)
     seen = look(report, tmp_path, width)
-    check(seen, width, plots=5)
+    check(seen, width, plots=6)
     assert seen["axis"].startswith("i2f_bayes_psnr")
     assert seen["first"] == "failed"
+
+
+def test_a_shared_library_draws_the_same(
+    make_run: Callable[..., RiskLedger], tmp_path: Path
+) -> None:
+    report = write_report(make_run().directory, shared=True)
+    assert report.stat().st_size < 3e5
+    library = report.with_name("plotly.min.js")
+    (tmp_path / library.name).write_bytes(library.read_bytes())
+    check(look(report, tmp_path, 1280), 1280, plots=6)
 
 
 def test_a_hundred_long_class_names_fit_a_phone(
@@ -159,7 +169,7 @@ def test_menu_and_headers_work(
     last = [row for row in ledger.rows() if row.quantity == "i2f_bayes_psnr"][-1]
     assert (last.epoch, last.sample) == (20, 233)
     assert after["first"] == f"{last.value:.1f}"
-    check(after, 1280, plots=5)
+    check(after, 1280, plots=6)
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def test_the_mismatch_of_the_latest_round_counts() -> None:
 
 
 def test_kinds_without_a_correlation_have_a_sentence() -> None:
-    rows = [*attacked("near", [30, 20], [True, True])]
-    rows += attacked("random", [9, 8], [False, False])
+    rows = [*attacked("near", [30, 20] * 4, [True] * 8)]
+    rows += attacked("random", [9, 8] * 4, [False] * 8)
     status = "estimated: [-0.20, +0.95], n = 14 of 20"
     name = "audit/spearman/i2f/near/psnr"
     rows.append(Row(1, 10, None, None, name, -0.8, status))
@@ -219,7 +219,7 @@ def test_kinds_without_a_correlation_have_a_sentence() -> None:
     known = {kind: result for kind, result in kinds.items() if result is not None}
     content = make_correlations(run, run.moments[0], known, FACTS.quantities)
     assert content is not None
-    assert content.columns == (("psnr", "worst case, 2 of 2 conclusive"),)
+    assert content.columns == (("psnr", "worst case, 8 of 8 conclusive"),)
     (row,) = content.rows
     assert (row.score, row.direction) == ("i2f", "higher = less exposed")
     assert row.cells[0] == NumberCell(
@@ -228,8 +228,23 @@ def test_kinds_without_a_correlation_have_a_sentence() -> None:
         note="[−0.20, +0.95], n = 14",
     )
     (sentence,) = content.silent
-    assert "no correlation, no attack on 2 samples was conclusive" in sentence
+    assert "no correlation, no attack on 8 samples was conclusive" in sentence
     assert (content.intervals, content.by_chance) == (1, 0)
+
+
+def test_few_attacks_have_no_correlation() -> None:
+    rows = attacked("near", [30, 20] * 4, [True] * 7 + [False])
+    status = "estimated: [-0.20, +0.95], n = 7 of 8"
+    name = "audit/spearman/i2f/near/psnr"
+    rows.append(Row(1, 10, None, None, name, -0.8, status))
+    run = table(*rows)
+    result = achieved(run, run.moments[0], "near")
+    assert result is not None
+    content = make_correlations(run, run.moments[0], {"near": result}, {})
+    assert content is not None
+    assert content.columns == ()
+    (sentence,) = content.silent
+    assert "no correlation, 7 of 8 conclusive, and it takes 8" in sentence
 
 
 def test_a_missing_value_is_an_error_and_text_is_escaped(tmp_path: Path) -> None:

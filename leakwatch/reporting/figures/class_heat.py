@@ -1,0 +1,74 @@
+"""Classes over training: the mean predicted PSNR of each at every probe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from leakwatch.reporting.figures import style
+from leakwatch.reporting.ledger.rows import Row
+from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting.quantities import class_label
+from leakwatch.reporting.statistics.aggregates import summarize_classes
+from leakwatch.reporting.statistics.headline import find_headline
+from leakwatch.reporting.words import moment_words
+
+__all__ = ["classes_over_epochs"]
+
+# Height of one class, pixels.
+_LINE: Final = 22
+
+# dB; beyond them a picture is lost, or there.
+_SCALE: Final = (10.0, 40.0)
+
+
+def classes_over_epochs(
+    rows: Iterable[Row] | LedgerTable, class_names: Sequence[str] | None = None
+) -> Any | None:
+    """Draw the mean headline of each class at every probe; gaps are not known.
+
+    Args:
+        rows: Rows of the whole run.
+        class_names: By label.
+
+    Returns:
+        A plotly figure; None with fewer than two classes or two probes.
+    """
+    ledger = LedgerTable.of(rows)
+    headline = find_headline(ledger)
+    if headline is None:
+        return None
+    moments = ledger.moments_of(headline.quantity)
+    means = {
+        moment: {
+            row.label: row.mean
+            for row in summarize_classes(ledger.columns[moment, headline.quantity])
+        }
+        for moment in moments
+    }
+    labels = sorted({label for row in means.values() for label in row})
+    if len(moments) < 2 or len(labels) < 2:
+        return None
+    figure = style.new_figure(
+        "Classes over training",
+        f"mean {headline.quantity} of each class, dB; brighter = more exposed",
+        150 + _LINE * len(labels),
+    )
+    figure.add_heatmap(
+        x=[moment_words(moment) for moment in moments],
+        y=[style.text(class_label(label, class_names)) for label in labels],
+        z=[
+            style.drawable([means[moment].get(label, math.nan) for moment in moments])
+            for label in labels
+        ],
+        zmin=_SCALE[0],
+        zmax=_SCALE[1],
+        colorscale="Cividis",
+        colorbar={"ticksuffix": " dB", "thickness": 12},
+        hoverongaps=False,
+        hovertemplate="%{y}, %{x}: %{z:.1f} dB<extra></extra>",
+    )
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    figure.update_xaxes(type="category", showgrid=False)
+    return figure

@@ -1,0 +1,204 @@
+"""What a run comes to: answers in sentences, each with the number behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting.quantities import LAYERS
+from leakwatch.reporting.run_facts import RunFacts
+from leakwatch.reporting.statistics.achieved import (
+    FEWEST_ATTACKS,
+    KINDS,
+    achieved,
+    audits,
+    conclusive_values,
+)
+from leakwatch.reporting.statistics.aggregates import summarize, summarize_classes
+from leakwatch.reporting.statistics.headline import Headline
+from leakwatch.reporting.words import (
+    CLEARLY_ABOVE,
+    HARDLY_BELOW,
+    count,
+    decibels,
+    moment_words,
+    number,
+    psnr_words,
+)
+
+__all__ = ["Conclusion", "conclude"]
+
+# dB; less is no change, and no attack that did better than was predicted.
+_NOTICED: Final = 1.0
+
+_NOISE: Final = ("noise_std_for_range_psnr", "noise_std_for_psnr")
+
+
+class Conclusion(NamedTuple):
+    """A question that a reader of a report has, and its answer."""
+
+    question: str
+    answer: str
+
+
+def conclude(
+    everything: LedgerTable,
+    headline: Headline | None,
+    facts: RunFacts,
+    metadata: Mapping[str, Any],
+) -> list[Conclusion]:
+    """Answer what a reader came for; nothing where the run predicts no PSNR.
+
+    Args:
+        everything: All that was recorded.
+        headline: The predicted PSNR, if the run predicts one.
+        facts: Of the run.
+        metadata: Content of ``run.json``.
+    """
+    if headline is None or not headline.summary.used:
+        return []
+    answers = {
+        "Who is worst off, and is it rising?": _worst(headline, facts),
+        f"How many are above {CLEARLY_ABOVE:g} dB?": _above(headline),
+        "Does the prediction deserve trust?": _trust(everything, headline),
+        "What to do next?": _next(everything, headline, metadata),
+    }
+    return [Conclusion(q, " ".join(parts)) for q, parts in answers.items()]
+
+
+def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
+    summary, column = headline.summary, headline.column
+    sample = summary.worst_sample
+    if sample is not None:
+        label = column.labels[column.samples.index(sample)]
+        of_class = "" if label is None else f" ({facts.class_label(label)})"
+        yield (
+            f"Sample #{sample}{of_class}: {decibels(summary.worst)}, "
+            f"{psnr_words(summary.worst)}."
+        )
+    means = [row for row in summarize_classes(column) if not math.isnan(row.mean)]
+    if len(means) > 1:
+        high = max(means, key=lambda row: row.mean)
+        low = min(means, key=lambda row: row.mean)
+        yield (
+            f"Of classes, {facts.class_label(high.label)} is worst off: "
+            f"{decibels(high.mean)} on average, {facts.class_label(low.label)} has "
+            f"{decibels(low.mean)}."
+        )
+    if math.isfinite(headline.change):
+        size = decibels(abs(headline.change))
+        word = "rose" if headline.change > 0 else "fell"
+        changed = f"{word} by {size}"
+        if abs(headline.change) < _NOTICED:
+            changed = f"hardly changed ({size})"
+        yield f"The median {changed} since the first probe."
+    if headline.peak_moment is not None and headline.peak > summary.worst + _NOTICED:
+        yield (
+            f"The worst moment was {moment_words(headline.peak_moment)}, with "
+            f"{decibels(headline.peak)}."
+        )
+
+
+def _above(headline: Headline) -> Iterable[str]:
+    summary = headline.summary
+    yield f"{headline.clearly} of {count(summary.used, 'sample')} with a number."
+    unknown = summary.count - summary.used
+    if unknown:
+        yield f"{unknown} more have no number, which is not safe."
+
+
+def _trust(everything: LedgerTable, headline: Headline) -> Iterable[str]:
+    moments = audits(everything)
+    if not moments:
+        yield "Nothing has tested it: no attack was run. InversionAudit runs some."
+        return
+    moment = moments[-1]
+    predicted = everything.columns.get((moment, headline.quantity))
+    for kind, words in KINDS.items():
+        outcome = achieved(everything, moment, kind)
+        if outcome is None:
+            continue
+        name = words.partition(" (")[0]
+        if not outcome.conclusive:
+            yield (
+                f"None of {count(outcome.attacked, f'{name} attack')} was conclusive: "
+                "they tested nothing, and show no safety."
+            )
+            continue
+        said = (
+            f"{outcome.conclusive} of {outcome.attacked} {name} attacks were conclusive"
+        )
+        reached = conclusive_values(everything, moment, kind, "psnr")
+        if reached is None or predicted is None:
+            yield f"{said}."
+            continue
+        at = dict(zip(predicted.samples, predicted.usable_values, strict=True))
+        more = reached.usable_values - [at.get(s, math.nan) for s in reached.samples]
+        more = more[~np.isnan(more)]
+        beat = more[more > _NOTICED]
+        if beat.size:
+            yield (
+                f"{said}; {beat.size} did better than predicted, by up to "
+                f"{decibels(float(beat.max()))}: read the prediction as too low."
+            )
+        elif more.size:
+            yield (
+                f"{said}; none did better than predicted by {_NOTICED:g} dB or more "
+                f"(median {decibels(float(np.median(more)))} apart)."
+            )
+        if outcome.conclusive < FEWEST_ATTACKS:
+            yield f"That is too few for a correlation, which takes {FEWEST_ATTACKS}."
+
+
+def _next(
+    everything: LedgerTable, headline: Headline, metadata: Mapping[str, Any]
+) -> Iterable[str]:
+    config = metadata.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    worst = headline.summary.worst
+    if not worst > HARDLY_BELOW:
+        yield (
+            f"No sample with a number is predicted above {HARDLY_BELOW:g} dB under "
+            "these assumptions; attack them before you rely on it."
+        )
+    else:
+        yield _noise(everything, headline, config)
+    shares = {
+        name.removeprefix(LAYERS): summarize(column, 1).median
+        for name, column in everything.at(headline.moment).items()
+        if name.startswith(LAYERS)
+    }
+    known = {name: share for name, share in shares.items() if not math.isnan(share)}
+    if known:
+        most = max(known, key=lambda name: known[name])
+        yield f"The layer {most} holds {known[most]:.0%} of Σλ: share it least."
+    peak = headline.peak_moment
+    if peak is not None and peak.step == 0 and headline.peak > worst + _NOTICED:
+        yield (
+            "Most is exposed before training: another initialisation may expose less "
+            "(leakwatch compare-inits)."
+        )
+
+
+def _noise(
+    everything: LedgerTable, headline: Headline, config: Mapping[str, Any]
+) -> str:
+    target = config.get("target_psnr", 20.0)
+    for name in _NOISE:
+        column = everything.columns.get((headline.moment, name))
+        summary = None if column is None else summarize(column, 1)
+        if summary is not None and summary.used:
+            some = "" if summary.used == summary.count else f" {summary.used} of them"
+            return (
+                f"Noise of standard deviation {number(summary.worst)} on each entry of "
+                f"the gradient would hold{some or ' all samples'} at {target:g} dB by "
+                "prediction; leakwatch.recommend_noise checks it by attacks."
+            )
+    return (
+        f"leakwatch.recommend_noise(…, target_psnr={target:g}) says which noise would "
+        f"hold {target:g} dB; the scores 'bayes' and 'range' record it."
+    )

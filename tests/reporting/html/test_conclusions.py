@@ -1,0 +1,93 @@
+"""The sentences on top of a report say what the ledger holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from reporting.audits import attacked
+
+from leakwatch.reporting import LedgerTable, Row
+from leakwatch.reporting.html.conclusions import conclude
+from leakwatch.reporting.run_facts import RunFacts
+from leakwatch.reporting.statistics.headline import find_headline
+
+FACTS = RunFacts.of({"class_names": ["cat", "dog"]})
+
+
+def probe(epoch: int, *values: float, name: str = "i2f_psnr") -> list[Row]:
+    """NaN stands for a value that failed; classes in turn."""
+    return [
+        Row(
+            epoch, 10 * epoch, i, i % 2, name, v, "failed: x" if math.isnan(v) else "ok"
+        )
+        for i, v in enumerate(values)
+    ]
+
+
+def answers(*rows: Row, **config: Any) -> dict[str, str]:
+    table = LedgerTable.from_rows(rows)
+    found = conclude(table, find_headline(table), FACTS, {"config": config})
+    return {item.question.partition(" ")[0]: item.answer for item in found}
+
+
+def test_who_is_worst_off() -> None:
+    said = answers(*probe(0, 31.0, 20.0, 22.0), *probe(1, 18.0, 26.0, 20.0))
+    assert said["Who"] == (
+        "Sample #1 (dog): 26.0 dB, clearly recognisable. Of classes, dog is worst off: "
+        "26.0 dB on average, cat has 19.0 dB. The median fell by 2.0 dB since the "
+        "first probe. The worst moment was before training, with 31.0 dB."
+    )
+    assert said["How"] == "1 of 3 samples with a number."
+    assert said["What"].endswith("(leakwatch compare-inits).")
+    same = answers(*probe(0, 20.0, 21.0), *probe(1, 20.2, 21.2))
+    assert "The median hardly changed (0.2 dB)" in same["Who"]
+
+
+def test_what_is_unknown_is_counted() -> None:
+    said = answers(*probe(1, 10.0, math.nan))
+    assert said["How"] == (
+        "0 of 1 sample with a number. 1 more have no number, which is not safe."
+    )
+    assert "attack them before you rely on it" in said["What"]
+    assert answers(*probe(1, math.nan)) == {}
+    assert answers(Row(1, 10, 0, 0, "loss", 1.0)) == {}
+
+
+def test_trust_counts_conclusive_attacks_alone() -> None:
+    predicted = probe(1, 20.0, 20.0, 20.0)
+    assert answers(*predicted)["Does"].startswith("Nothing has tested it")
+    failed = attacked("near", [40.0] * 3, [False] * 3)
+    assert answers(*predicted, *failed)["Does"].startswith(
+        "None of 3 worst case attacks"
+    )
+    good = attacked("near", [20.5, 19.0, 60.0], [True, True, False])
+    assert answers(*predicted, *good)["Does"] == (
+        "2 of 3 worst case attacks were conclusive; none did better than predicted by "
+        "1 dB or more (median −0.2 dB apart). That is too few for a correlation, which "
+        "takes 8."
+    )
+    better = attacked("near", [24.5, 19.0, 60.0], [True, True, False])
+    assert (
+        "1 did better than predicted, by up to 4.5 dB: read the prediction as too low"
+        in answers(*predicted, *better)["Does"]
+    )
+
+
+def test_the_noise_that_was_recorded_is_named() -> None:
+    noise = probe(1, 0.03, 0.02, name="noise_std_for_psnr")
+    said = answers(*probe(1, 30.0, 20.0), *noise, target_psnr=18.0)["What"]
+    assert said.startswith("Noise of standard deviation 0.0300 on each entry")
+    assert "would hold all samples at 18 dB by prediction" in said
+    said = answers(*probe(1, 30.0, 20.0))["What"]
+    assert said.startswith("leakwatch.recommend_noise(…, target_psnr=20)")
+
+
+def test_the_layer_that_holds_most_is_named() -> None:
+    layers = [
+        row
+        for name, share in (("fc", 0.8), ("conv", 0.2))
+        for row in probe(1, share, share, name=f"layers/{name}")
+    ]
+    said = answers(*probe(1, 30.0, 20.0), *layers)["What"]
+    assert "The layer fc holds 80% of Σλ" in said
