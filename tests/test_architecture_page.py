@@ -63,6 +63,13 @@ images, labels = next(iter(data.train_dataloader()))
 assert images.shape == (32, 1, 8, 8)
 assert set(labels.tolist()) == {0, 1}
 """,
+    "A prior": """
+prior = BrightCentre(3)
+scores = leakwatch.score(net, x, y, ["bayes"], noise_std=1e-2, prior=prior)
+assert [s.usable for s in scores.status["i2f_range_psnr"]] == [True] * 3
+LeakageMonitor(prior=prior)
+assert torch.allclose(prior.covariance @ prior.precision, torch.eye(9).double())
+""",
     "A rule for a type of layer": """
 from leakwatch.attacks import SharedGradient
 from leakwatch.attacks.matching.objective import MatchingProblem

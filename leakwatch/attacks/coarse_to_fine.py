@@ -76,7 +76,7 @@ class CoarseToFine(GradientAttack):
         Raises:
             ValueError: for a prior of other samples.
         """
-        spectrum = self._spectrum(task)
+        spectrum = self.spectrum(task)
         problem = MatchingProblem(task.gradients, task.shared, self.distance)
         first = task.first_images(box=True)
         phase = Phase(self.steps, self.lr, decay=True, l2=self.weight / spectrum.size)
@@ -107,7 +107,12 @@ class CoarseToFine(GradientAttack):
         """Whether anything is known of samples of this shape."""
         return self.prior is not None or len(sample_shape) == 3
 
-    def _spectrum(self, task: GradientTask) -> CosinePrior:
+    def spectrum(self, task: GradientTask) -> CosinePrior:
+        """The prior, as it counts for a run.
+
+        Raises:
+            ValueError: for a prior of other samples, or without frequencies.
+        """
         shape, peak = tuple(task.shared.sample_shape), task.pixels.data_range
         prior = self.prior
         if prior is None:

@@ -24,7 +24,7 @@ from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import SharedGradient
-from leakwatch.attacks.verdict import mismatch
+from leakwatch.attacks.verdict import limit_of_noise, mismatch
 from leakwatch.checks import check_number
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.runtime import Criterion
@@ -33,6 +33,11 @@ from leakwatch.priors import GaussianPrior
 __all__ = ["Combined"]
 
 _TRIAL_STEPS = 10
+# Where this part of the gradient's length is left, beside what noise leaves,
+# Gauss-Newton did not arrive.
+_ARRIVED = 0.1
+# Weight of an image's distance from the prior.
+_UNLIKELY = 1e-3
 
 _Problem: TypeAlias = tuple[GradientMap, SharedGradient]
 _First: TypeAlias = FirstOrder | CoarseToFine
@@ -43,13 +48,19 @@ _First: TypeAlias = FirstOrder | CoarseToFine
 class Combined(GradientAttack):
     """Runs first-order attacks and begins Gauss–Newton at their images.
 
-    Restarts take turns between two attacks and two problems. Descent on pixels is
-    better for drawings, descent from coarse to fine for photographs. Where the shared
+    Restarts take turns between attacks and problems: three of four descend on pixels,
+    which is better for drawings, one from coarse to fine, which is better for
+    photographs, and of which one is enough. Where the shared
     gradient states the slopes of the logits, one problem is the gradient of a loss that
     is linear in them, as Gauss–Newton has it at first (see ``fixed_logit_gradient`` in
     `leakwatch.attacks.gauss_newton`), and the other that of the loss itself: on trained
     residual networks either finds images that the other does not. All are compared by
     the direction of the loss' gradient, and Gauss–Newton begins at the best.
+
+    Where Gauss–Newton does not arrive, it fits what kinks put in its way, and ruins the
+    image. Then the first images stand, and that one is returned whose direction is
+    nearest, with a little weight on how far it is from what photographs are like:
+    noise in an image can match a gradient better than the image does.
 
     Args:
         name: recorded in results.
@@ -107,18 +118,33 @@ class Combined(GradientAttack):
             near.append(_approach(engine, problem, task, done, count, left))
             done += count
         images = torch.cat([result.restart_images for result in near])
-        turned = [
-            mismatch(
-                task.gradients, task.shared, x.to(task.gradients.dtype), task.labels
-            )[1]
+        measured = [
+            torch.stack(
+                mismatch(
+                    task.gradients, task.shared, x.to(task.gradients.dtype), task.labels
+                )
+            )
             for x in images
         ]
+        relative, turned = torch.stack(measured, 1)
         # The best restart first: targets that it solves need no other.
-        order = torch.stack(turned).argsort(0)
+        order = turned.argsort(0)
         every = torch.arange(task.shared.targets, device=order.device)
         result = self.second.search(replace(task, initial=images[order, every]))
         steps = torch.stack([n.iterations for n in near]).sum(0)
-        return replace(result, steps=result.steps + steps.to(result.steps))
+        result = replace(result, steps=result.steps + steps.to(result.steps))
+        unlikely = turned.square() / 2 + _UNLIKELY * self._distance(images, task)
+        return _kept(result, task, images, relative, unlikely)
+
+    def _distance(self, images: Tensor, task: GradientTask) -> Tensor:
+        """How far images are from what the prior expects, 1 for typical ones."""
+        shape = tuple(task.shared.sample_shape)
+        if self.coarse is None or not self.coarse.fits(shape):
+            return images.new_zeros(images.shape[:2])
+        spectrum = self.coarse.spectrum(task)
+        pixels = task.pixels.to_pixels(images.double()).flatten(3)
+        apart = pixels - spectrum.mean.flatten().to(pixels)
+        return (apart * spectrum.solve(apart)).mean((2, 3))
 
     def _ways(self, task: GradientTask) -> list[tuple[_Problem, _First]]:
         """Problems and attacks on them, in the order in which restarts take them."""
@@ -127,15 +153,12 @@ class Combined(GradientAttack):
         coarse = self.coarse
         if coarse is None or not coarse.fits(shape):
             return [(problem, self.first) for problem in problems]
-        # Each attack and each problem once before any comes again.
-        turns: list[tuple[_First, _First]] = [
-            (coarse, self.first),
-            (self.first, coarse),
-        ]
+        easier, own = problems[0], problems[-1]
         return [
-            (problem, engines[turn])
-            for turn in (0, 1)
-            for problem, engines in zip(problems, turns, strict=False)
+            (easier, self.first),
+            (own, coarse),
+            (easier, self.first),
+            (own, self.first),
         ]
 
     def first_problems(
@@ -264,6 +287,37 @@ def _approach(
         first = first.changed(steps=max(1, min(first.steps, fits)))
         limit = max(left, 1e-3)
     return first.run(*problem, progress=task.progress, time_limit=limit, **how)
+
+
+def _kept(
+    result: SearchResult,
+    task: GradientTask,
+    images: Float[Tensor, "restarts targets images ..."],
+    relative: Float[Tensor, "restarts targets"],
+    unlikely: Float[Tensor, "restarts targets"],
+) -> SearchResult:
+    """With the first images where the second attack did not arrive.
+
+    Args:
+        result: of the second attack.
+        task: the run.
+        images: of the first attacks.
+        relative: what they leave of the gradient.
+        unlikely: what they are compared by.
+    """
+    length = task.shared.gradient.double().norm(dim=1).clamp_min(1e-300)
+    rest = (2 * result.loss.double()).sqrt().min(0).values / length.to(result.loss)
+    limit = (limit_of_noise(task.shared).square() + _ARRIVED**2).sqrt()
+    lost = rest > limit.to(rest)
+    rank = result.loss if result.rank is None else result.rank
+    loss = 0.5 * (relative * length.to(relative)).square()
+    wide = lost.view(1, -1, *[1] * (images.ndim - 2)).to(result.images.device)
+    return replace(
+        result,
+        images=torch.where(wide, images.to(result.images), result.images),
+        loss=torch.where(lost, loss.to(result.loss), result.loss),
+        rank=torch.where(lost, unlikely.to(rank), rank),
+    )
 
 
 def _seconds_left(task: GradientTask) -> float:

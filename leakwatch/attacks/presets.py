@@ -89,8 +89,8 @@ INVERTING_GRADIENTS = register(
         source="Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS "
         "2020",
         differs="Published: 24,000 steps; total variation 1e-1 (ImageNet) to 1e-4 "
-        "(CIFAR-10, single images). 1e-4 suits digits; on CIFAR-10 tv=0.2 is about 5 dB "
-        "better (docs/attacks.md).",
+        "(CIFAR-10, single images). 1e-4 suits digits; on CIFAR-10 tv=0.2 is about "
+        "5 dB better (docs/attacks.md).",
     )
 )
 """Cosine distance, total variation, signed Adam with step decay, box."""

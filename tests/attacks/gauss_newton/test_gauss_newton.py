@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from leakwatch.attacks import (
     GaussNewton,
     GradientTask,
     Reconstruction,
+    SearchResult,
     SharedGradient,
     Start,
 )
-from leakwatch.attacks.combined import Combined
+from leakwatch.attacks.combined import Combined, _kept
 from leakwatch.attacks.gauss_newton.attack import Waves
 from leakwatch.attacks.verdict import mismatch
 from leakwatch.derivatives import GradientMap
@@ -233,7 +235,7 @@ def test_combined_begins_gauss_newton_at_the_best_of_its_first_attack_s() -> Non
     torch.testing.assert_close(found.images, best, rtol=0, atol=1e-3)
 
 
-def test_combined_takes_each_attack_and_each_problem_before_any_again() -> None:
+def test_combined_descends_in_two_ways_on_two_problems() -> None:
     gradients, shared, _ = problem(2)
     both = Combined(second=STILL)
     task = GradientTask(
@@ -246,10 +248,10 @@ def test_combined_takes_each_attack_and_each_problem_before_any_again() -> None:
         for (_, message), engine in both._ways(task)
     ]
     assert turns == [
-        (True, "coarse-to-fine"),
-        (False, "cosine"),
         (True, "cosine"),
         (False, "coarse-to-fine"),
+        (True, "cosine"),
+        (False, "cosine"),
     ]
     assert not torch.equal(slopes[1].gradient, loss[1].gradient)
 
@@ -385,3 +387,29 @@ def test_what_a_forward_writes_is_not_left_in_the_network(preset: str) -> None:
     assert not module.total.any()
     assert not module.plain.any()
     assert module.calls == [0]
+
+
+def test_combined_keeps_its_first_images_where_the_second_does_not_arrive() -> None:
+    gradients, shared, _ = problem(2)
+    first = FirstOrder(steps=60, lr=0.05)
+    near = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=4)
+    lost = SearchResult(
+        images=torch.full_like(near.restart_images, 0.5),
+        loss=near.restart_loss * 0 + 0.5 * shared.gradient.norm(dim=1).square(),
+        steps=torch.zeros_like(near.restart_loss, dtype=torch.long),
+    )
+    unlikely = torch.tensor([[0.4, 0.1], [0.3, 0.2], [0.2, 0.3], [0.1, 0.4]])
+    relative = torch.full((4, 2), 0.2)
+    task = GradientTask(
+        gradients=gradients, shared=shared, labels=shared.labels, pixels=PIXELS,
+        start=Start.uniform(), seed=0, restarts=4,
+    )  # fmt: skip
+    kept = _kept(lost, task, near.restart_images, relative, unlikely)
+    best = kept.best_of(kept.images)
+    assert torch.equal(best[0], near.restart_images[3, 0])
+    assert torch.equal(best[1], near.restart_images[0, 1])
+    arrived = replace(lost, loss=1e-6 * lost.loss)
+    assert torch.equal(
+        _kept(arrived, task, near.restart_images, relative, unlikely).images,
+        lost.images,
+    )
