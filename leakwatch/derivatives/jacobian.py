@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import final
 
 import torch
@@ -15,11 +16,14 @@ from leakwatch.checks import check_samples, check_shape
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.gram.gram import Gram, Workspace, gram
 from leakwatch.derivatives.graph_products.batch_products import BatchProducts
+from leakwatch.status import Status
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30
 # ‖g‖ below this, or above its reciprocal, may have lost small parts to underflow.
 _SMALL = 1e-6
+# Share of a gradient that rounding can't have moved.
+_MOVED = 1e-4
 
 
 @final
@@ -104,6 +108,73 @@ class GradientJacobian:
         self._products = BatchProducts(
             gradients, self.x, self.y, self._weight, self.unit_gradient, length
         )
+
+    @cached_property
+    def doubts(self) -> tuple[Status, ...]:
+        """What results about each sample are worth at most; ``ok``: all that they say.
+
+        A zero is a claim. Where the gradient is zero, or its derivative is although
+        steps of the size of a pixel level or of a tenth of the range change it, nothing
+        can be said. In float32 a zero may be an underflow.
+        """
+        n = self.input_scale.numel()
+        generator = torch.Generator().manual_seed(0)
+        v = torch.randn(n, generator=generator, dtype=torch.float64)
+        v = v.to(self.x.device, self.dtype).expand(len(self.x), -1)
+        there = self.gradients.jvp(self.x, self.y, v * self.input_scale, self._weight)
+        flat = (there == 0).all(1)
+        return tuple(
+            self._doubt_of_zero(i, bool(flat[i]))
+            if flat[i] or self.norm[i] == 0
+            else self.gradients.doubt
+            for i in range(len(self.x))
+        )
+
+    def _doubt_of_zero(self, sample: int, flat: bool) -> Status:
+        x, y = self.x[sample : sample + 1], self.y[sample : sample + 1]
+        if float(self.norm[sample]) == 0:
+            norm = self._norm_in_float64(x, y)
+            if 0 < norm < torch.finfo(torch.float32).tiny:
+                return Status(
+                    "unresolved",
+                    f"the gradient underflows float32, and has a norm of {norm:.0e}; "
+                    f"compute with dtype=torch.float64",
+                )
+            if not flat:  # a perfect fit, next to which there is none
+                return self.gradients.doubt
+            return Status(
+                "undefined",
+                "the gradient of this sample is zero: its units are dead or saturated, "
+                "its loss is zero, or a wrapper puts gradients elsewhere",
+            )
+        weight = self._weight[sample : sample + 1]
+        here = self.gradients(x, y, weight).detach()
+        size = float(here.norm())
+        span = float(x.max() - x.min()) or 1.0
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+        for name, share in (("level", 1 / 255), ("tenth of the range", 0.1)):
+            for side in (-1, 1):
+                step = side * share * span * signs.to(x)
+                there = self.gradients(x + step, y, weight).detach()
+                moved = float((there - here).norm()) / size
+                if moved > _MOVED:
+                    return Status(
+                        "undefined",
+                        f"the gradient's derivative in the input is zero, but moving "
+                        f"each input by a {name} changes it by {moved:.0e} of its "
+                        f"size: part of the forward is constant to autograd (rounding, "
+                        f"quantisation, detach)",
+                    )
+        return self.gradients.doubt
+
+    def _norm_in_float64(self, x: Tensor, y: Tensor) -> float:
+        if self.dtype == torch.float64:
+            return 0.0
+        try:
+            return float(self.gradients.in_dtype(torch.float64)(x, y).detach().norm())
+        except Exception:  # there is no float64 here
+            return 0.0
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ from leakwatch.derivatives.runtime import (
     underlying,
 )
 from leakwatch.derivatives.verification import Path, examine, known, remember
+from leakwatch.status import OK, Status
 
 __all__ = ["DifferentiableNetwork"]
 
@@ -87,6 +88,7 @@ class DifferentiableNetwork:
         self._push: Product = pushed
         self._pull: Product = pulled
         self._notes: dict[str, None] = {}
+        self._doubt = OK
         self._others: dict[torch.dtype, Self] = {}
 
     @property
@@ -98,6 +100,11 @@ class DifferentiableNetwork:
     def notes(self) -> tuple[str, ...]:
         """What the first product found out that a reader of results should know."""
         return tuple(self._notes)
+
+    @property
+    def doubt(self) -> Status:
+        """What the first product found results to be worth at most."""
+        return self._doubt
 
     @property
     def size(self) -> int:
@@ -139,6 +146,7 @@ class DifferentiableNetwork:
         if self._resolved is not None:
             other._resolved = self._resolved
             other._push, other._pull = self._push, self._pull
+            other._doubt = self._doubt
             other._loss.caches.slots = self._loss.caches.slots
         return other
 
@@ -280,6 +288,7 @@ class DifferentiableNetwork:
             examination = examine(self._loss, at, x, y, self._path)
             remember(self._loss, x, y, self._path, examination)
         self._push, self._pull = examination.push, examination.pull
+        self._doubt = examination.doubt
         name = type(self.module).__name__
         if examination.conclusive:
             self._resolved = examination.path

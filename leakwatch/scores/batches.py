@@ -18,7 +18,7 @@ from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import Score
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
-from leakwatch.status import Status, describe_error
+from leakwatch.status import OK, Status, describe_error
 
 _log = logging.getLogger(__name__)
 
@@ -58,16 +58,24 @@ def score_samples(
     """
 
     def scored(which: slice) -> list[ScoredSample]:
-        return [
-            ScoredSample(
-                values={s.name: value_of(s, spectrum, settings) for s in scores},
-                eigenvalues=(
-                    None if spectrum.eigenvalues is None else spectrum.eigenvalues.cpu()
-                ),
-                traces=spectrum.traces,
+        part = inputs.part(which)
+        kept = []
+        spectra = measure(part, plan, settings)
+        for spectrum, doubt in zip(spectra, part.jacobian.doubts, strict=True):
+            values = {s.name: value_of(s, spectrum, settings) for s in scores}
+            for s in scores:
+                vanished = s.name == "grad_norm" and spectrum.grad_norm.number == 0
+                if s.needs or vanished:
+                    values[s.name] = doubted(values[s.name], doubt)
+            eigenvalues = spectrum.eigenvalues if doubt.usable else None
+            kept.append(
+                ScoredSample(
+                    values,
+                    None if eigenvalues is None else eigenvalues.cpu(),
+                    spectrum.traces if doubt.usable else {},
+                )
             )
-            for spectrum in measure(inputs.part(which), plan, settings)
-        ]
+        return kept
 
     samples: list[ScoredSample] = []
     errors: list[Exception] = []
@@ -97,6 +105,18 @@ def score_samples(
             describe_error(errors[0]),
         )
     return samples
+
+
+def doubted(value: Value, doubt: Status) -> Value:
+    """A value that is worth no more than what is known about its derivatives.
+
+    Args:
+        value: as computed.
+        doubt: what results are worth at most.
+    """
+    if not doubt.usable and value.status.word != "not computed":
+        return Value(math.nan, doubt)
+    return Value(value.number, doubt) if value.status == OK else value
 
 
 def value_of(score: Score, spectrum: SampleSpectrum, settings: Settings) -> Value:

@@ -27,14 +27,33 @@ from leakwatch.derivatives.runtime import SampleLoss, Weights
 from leakwatch.derivatives.verification.agreement import Agreement, agreement
 from leakwatch.derivatives.verification.failures import Failure, attempt, first_line
 from leakwatch.derivatives.verification.rounding import Rounding, normal, scale
+from leakwatch.status import OK, Status
 
 __all__ = ["Comparison", "in_general_position"]
 
 # Relative steps of the finite difference. At the first, few ReLUs of a network cross
 # their kink and float64 leaves seven digits; the others are for larger networks and
-# for those with a rougher arithmetic of their own.
+# for those with a rougher arithmetic of their own. In float32 only the last two show
+# anything.
 _STEPS = (1e-7, 1e-9, 1e-5, 1e-3, 1e-2)
 _HIDDEN = 2e-2
+_HIDES = (
+    "the gradient changes with the input in ways that its derivatives do not show: "
+    "part of the forward is constant to autograd (detach, no_grad, .data, rounding, or "
+    "a custom autograd.Function whose backward is not differentiable), and that part "
+    "is left out"
+)
+_UNSETTLED = (
+    "no finite difference of its gradient settles (every step gives another slope), so "
+    "whether part of its forward is constant to autograd could not be found out"
+)
+_UNSEEN = (
+    "its arithmetic is too rough to find out whether part of its forward is constant "
+    "to autograd"
+)
+# Units in the last place of a gradient that its difference may be off by, and the share
+# of a difference beyond which it shows nothing.
+_UNITS, _BLURRED = 450, 0.3
 
 
 class Comparison:
@@ -152,39 +171,45 @@ class Comparison:
         return pulled_by_graph(self.loss, at, x, self.ys[0], self.w[0], self.u)
 
     def hidden_dependence(
-        self, path: Literal["vmap", "loop"], push: Product
-    ) -> list[str]:
-        """Compares J v with (g(x + εv) − g(x − εv))/2ε: nothing can hide from that."""
+        self, path: Literal["vmap", "loop"], push: Product, eps: float
+    ) -> Status:
+        """Compares J v with (g(x + εv) − g(x − εv))/2ε: nothing can hide from that.
+
+        Args:
+            path: the way of differentiating.
+            push: its J v.
+            eps: machine precision of the roughest arithmetic in the forward.
+
+        Returns:
+            ``ok``; ``failed`` where part of the dependence is hidden; ``estimated``
+            where that could not be found out, ``not computed`` where no step can be
+            told from rounding.
+        """
         at, f, y, w = self.at, self.loss, self.ys[0], self.w[0]
         x = self.xs[0]
         v = scale(x) * self.v
         loop = path == "loop"
         g = gradient_by_graph if loop else gradient
-        exact = (pushed_by_graph if loop else push)(f, at, x, y, w, v)
-        settled, last = False, torch.full_like(self.u, torch.nan)
+        exact = (pushed_by_graph if loop else push)(f, at, x, y, w, v).detach()
+        settled, seen, last = False, False, torch.full_like(self.u, torch.nan)
         for step in _STEPS:
-            ahead, behind = (g(f, at, x + s * v, y, w) for s in (step, -step))
+            off = _UNITS * eps / step
+            if off > _BLURRED * max(1.0, float(exact.norm())):
+                continue
+            ahead, behind = (g(f, at, x + s * v, y, w).detach() for s in (step, -step))
             change = (ahead - behind) / (2 * step)
             size = torch.maximum(change.norm(), exact.norm())
-            if bool((change - exact).norm() <= _HIDDEN * size + 1e-13 / step):
-                return []
+            if bool((change - exact).norm() <= _HIDDEN * size + off):
+                return OK
+            seen = True
             size = torch.maximum(change.norm(), last.norm())
-            settled |= bool((change - last).norm() <= _HIDDEN * size + 1e-13 / step)
+            settled |= bool((change - last).norm() <= _HIDDEN * size + off)
             last = change
         if not bool(torch.isfinite(exact).all()):
-            return []
-        if not settled:
-            return [
-                "no finite difference of its gradient settles (every step gives "
-                "another slope), so whether part of its forward is constant to "
-                "autograd could not be found out"
-            ]
-        return [
-            "the gradient changes with the input in ways that its derivatives do not "
-            "show: part of the forward is constant to autograd (detach, no_grad, "
-            ".data, rounding, or a custom autograd.Function whose backward is not "
-            "differentiable), and that part is left out"
-        ]
+            return OK
+        if not seen:
+            return Status("not computed", _UNSEEN)
+        return Status("failed", _HIDES) if settled else Status("estimated", _UNSETTLED)
 
     def _norm(self, x: Tensor, y: Tensor) -> Tensor:
         one = x.new_ones(())

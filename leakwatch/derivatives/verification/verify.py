@@ -38,6 +38,7 @@ from leakwatch.derivatives.verification.failures import (
 )
 from leakwatch.derivatives.verification.forward_watch import ForwardWatch, watch_forward
 from leakwatch.derivatives.verification.rounding import Rounding, shaken_weights
+from leakwatch.status import OK, Status
 
 __all__ = ["Examination", "Path", "examine"]
 
@@ -56,6 +57,9 @@ class Examination:
         notes: what a reader of the results should know about the module.
         conclusive: False when the gradient of a sample was zero or not finite, so that
             its derivatives could not be compared.
+        doubt: what results are worth at most: ``ok``; ``estimated`` where it could not
+            be found out whether derivatives show all of the dependence on the input;
+            ``failed`` where they don't.
     """
 
     path: Literal["vmap", "loop"]
@@ -64,6 +68,7 @@ class Examination:
     why: str
     notes: tuple[str, ...]
     conclusive: bool
+    doubt: Status
 
 
 def examine(
@@ -135,10 +140,18 @@ def examine(
                 f"{first_line(error)}. Replace that operation{remedy(error)}, or "
                 f"pass a criterion that avoids it."
             ) from error
-        if comparison.conclusive and xs.dtype == torch.float64 and not watch.rounds:
-            notes += comparison.hidden_dependence(chosen, push)
+        doubt = OK
+        if comparison.conclusive:
+            kinds = (xs.dtype, *watch.lower)
+            eps = max(torch.finfo(kind).eps for kind in kinds)
+            doubt = comparison.hidden_dependence(chosen, push, eps)
+    if doubt.word == "not computed":  # the forward was said to be in low precision
+        doubt = doubt._replace(word="estimated")
+    elif doubt != OK:
+        notes.append(doubt.reason)
     notes += rounding.notes(x.dtype)
-    return Examination(chosen, push, pull, why, tuple(notes), comparison.conclusive)
+    conclusive = comparison.conclusive
+    return Examination(chosen, push, pull, why, tuple(notes), conclusive, doubt)
 
 
 @contextmanager

@@ -254,9 +254,9 @@ def _smallest(extremes: Ends, i: int, precision: Precision) -> Value:
     if rounded.status.word == "unresolved":
         return rounded
     reason = (
-        f"between {low / number:.2g} and {high / number:.3g} times this after "
-        f"{int(extremes.matvecs[i])} products (Golub–Kahan; the lower end holds with "
-        f"99.9 % probability); {REMEDY}"
+        f"an upper bound: it is between {low / number:.2g} and {high / number:.3g} "
+        f"times this after {int(extremes.matvecs[i])} products (Golub–Kahan; the lower "
+        f"end holds with 99.9 % probability); {REMEDY}"
     )
     # An upper bound is within 100 % of itself whatever the truth is.
     word = "estimated" if 2 * low >= number else "not converged"
