@@ -63,9 +63,11 @@ class GradientDefense(Placed):
     optimisation, one optimiser, one process, and batches ``(x, y)``.
 
     Whatever can't be right is refused before training; a defense that fails, or a step
-    that went past it, stops training. Global random streams are left alone. State is
-    part of checkpoints: resumed equals uninterrupted. While training runs, the module
-    has an attribute ``configure_gradient_clipping`` of its own and can't be pickled.
+    that went past it, stops training: parameters are compared before and after each
+    batch and step, so updates by hand, of all parameters or some, are seen as well.
+    Global random streams are left alone. State is part of checkpoints: resumed equals
+    uninterrupted. While training runs, the module has an attribute
+    ``configure_gradient_clipping`` of its own and can't be pickled.
 
     *A basis refreshed every N steps.* `EigenNoise` decomposes the Jacobian of every
     sample in every step. With ``refresh_every=N`` a sample's (u_i, σ_i) of step s serve
@@ -259,7 +261,10 @@ class GradientDefense(Placed):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Keeps the samples for defenses that look at them."""
-        if self._fit is not None and self._fit.samples is not None:
+        if self._fit is None:
+            return
+        self._fit.batch_started(first=batch_idx == 0)
+        if self._fit.samples is not None:
             self._fit.samples.arrived(batch)
 
     def on_before_zero_grad(
@@ -289,8 +294,11 @@ class GradientDefense(Placed):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Logs what the steps of this batch consumed."""
-        if self._fit is None or trainer.barebones:
+        """Stops after a step past the defense; logs what the others consumed."""
+        if self._fit is None:
+            return
+        self._fit.batch_ended()
+        if trainer.barebones:
             return
         for key, value in self._fit.values().items():
             pl_module.log(

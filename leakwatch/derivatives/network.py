@@ -76,13 +76,12 @@ class DifferentiableNetwork:
         self._loss = SampleLoss(module, self.criterion, prepare)
         if parameters is not None:
             with as_evaluated(self._loss):
-                by_full_name = dict(self._loss.named_parameters())
-            prefix = "module."
-            by_name = {name.removeprefix(prefix): p for name, p in by_full_name.items()}
+                # A tied tensor goes by each of its names, and counts under the first.
+                first = {id(p): name for name, p in self._loss.named_parameters()}
+                every = dict(self._loss.named_parameters(remove_duplicate=False))
+            by_name = {name.removeprefix("module."): p for name, p in every.items()}
             chosen = matching(by_name, parameters)
-            self._loss.only = frozenset(
-                name for name in by_full_name if name.removeprefix(prefix) in chosen
-            )
+            self._loss.only = frozenset(first[id(by_name[name])] for name in chosen)
         self._path = path
         self._resolved: Literal["vmap", "loop"] | None = None
         self._push: Product = pushed

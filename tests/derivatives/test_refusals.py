@@ -124,3 +124,41 @@ class TestErrors:
     def test_an_error_of_the_module_surfaces_as_itself(self) -> None:
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             GradientMap(mlp())(self.x[..., :5], self.y)
+
+
+class Tied(nn.Module):
+    """The weight of ``b`` is that of ``a``, under whose name it comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 3)
+        self.b.weight = self.a.weight
+        self.read: list[nn.Parameter] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.b(torch.tanh(self.a(x.flatten(1)))))
+        out: Tensor = self.c(h)
+        return out + sum(p.sum() for p in self.read)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["b", ["b.weight", "b.bias"], ["b.*"], lambda name, p: name.startswith("b.")],
+)
+def test_each_name_of_a_tied_tensor_stands_for_it(wanted: Any) -> None:
+    module = Tied()
+    x, y = torch.rand(1, 1, 3, 3).double(), torch.tensor([1])
+    at = GradientMap(module, parameters=wanted, dtype=torch.float64)
+    assert at.sizes() == {"a.weight": 81, "b.bias": 9}
+    whole = GradientMap(module, dtype=torch.float64)
+    rows = whole.dense(x[0], y[0], torch.eye(9))
+    # In the order of named_parameters(): a.weight, a.bias, b.bias, …
+    shared = torch.cat([rows[:, :81], rows[:, 90:99]], 1)
+    torch.testing.assert_close(at.dense(x[0], y[0], torch.eye(9)), shared)
+
+
+def test_a_refusal_says_that_a_parameter_is_tied() -> None:
+    module = Tied()
+    module.read = [module.a.weight]
+    with pytest.raises(UnsupportedModuleError, match=r"'a.weight' \(tied: b.weight\)"):
+        GradientMap(module)(torch.rand(2, 1, 3, 3), torch.tensor([0, 1]))

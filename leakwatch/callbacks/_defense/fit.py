@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from leakwatch.callbacks._defense.parameter_watch import ParameterWatch
 from leakwatch.callbacks._defense.refusals import scaler_of
 from leakwatch.callbacks._defense.samples import SampleDefense
 from leakwatch.callbacks._defense.step import (
@@ -76,6 +77,7 @@ class DefendedFit:
         self._latest: dict[int, dict[str, float]] = {}
         self._taken: dict[int, list[tuple[int, int]]] = {}
         self._warned: set[str] = set()
+        self._watch: ParameterWatch | None = None
         self._own = vars(module).get(_HOOK)
         self._handles = [
             optimizer.register_step_post_hook(self._stepped)
@@ -92,6 +94,30 @@ class DefendedFit:
             vars(self._module)[_HOOK] = self._own
         else:
             vars(self._module).pop(_HOOK, None)
+
+    def batch_started(self, first: bool) -> None:
+        """Looks for steps past the defense since the batch before.
+
+        Args:
+            first: whether it is the first batch of an epoch, before which parameters
+                may be changed: averaged, pruned, frozen.
+
+        Raises:
+            RuntimeError: if parameters have changed.
+        """
+        if first or self._watch is None:
+            self._watch = ParameterWatch(self._module)
+        else:
+            self._watch.check()
+
+    def batch_ended(self) -> None:
+        """Looks for steps past the defense in the batch.
+
+        Raises:
+            RuntimeError: if parameters have changed otherwise than by defended steps.
+        """
+        if self._watch is not None:
+            self._watch.check()
 
     def values(self) -> dict[str, float]:
         """What to log about the steps since it was asked last, without the name."""
@@ -115,6 +141,8 @@ class DefendedFit:
         Raises:
             RuntimeError: if it can't be defended.
         """
+        if self._watch is not None:
+            self._watch.check()
         if self._pending.pop(id(optimizer), None) is not None:
             self._tally.skipped += 1
         parameters = consumed(optimizer)
@@ -185,6 +213,9 @@ class DefendedFit:
                 )
             return
         self._taken[id(optimizer)] = _stamp(optimizer)
+        if self._watch is not None:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            self._watch.stepped(held)
         started = time.perf_counter()
         step = StepMeasurement.of(drawn)
         seconds += time.perf_counter() - started

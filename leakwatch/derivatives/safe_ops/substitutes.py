@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -42,6 +43,10 @@ class Substitutes(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Calls ``func``, or what stands for it."""
+        if func is torch.autograd.grad:
+            # Checkpointed parts of a forward run again in there.
+            with self:
+                return _undispatched_grad(*args, **(kwargs or {}))
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -61,6 +66,14 @@ def substituting(call: Callable[_P, _R]) -> Callable[_P, _R]:
             return call(*args, **kwargs)
 
     return inside
+
+
+# The same code, which does not ask the mode that is on whether to run.
+_undispatched_grad = FunctionType(
+    torch.autograd.grad.__code__,
+    {**torch.autograd.grad.__globals__, "has_torch_function": lambda _: False},
+    argdefs=torch.autograd.grad.__defaults__,
+)
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

@@ -100,7 +100,10 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.name = type(loss.module).__name__
         self.modules = RunningModules(loss.module)
         self.dtype = dtype
-        self.live = {id(p): n for n, p in loss.named_parameters() if p.requires_grad}
+        self.live: dict[int, list[str]] = {}
+        for name, p in loss.named_parameters(remove_duplicate=False):
+            if p.requires_grad:
+                self.live.setdefault(id(p), []).append(name.removeprefix("module."))
         self._placed = {_address(t): n for n, t in (placed or {}).items() if t.numel()}
         self.plain = loss.tensors
         self.written: set[str] = set()
@@ -118,9 +121,10 @@ class ForwardWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         for t in operands:
             if id(t) in self.live:
-                name = self.live[id(t)].removeprefix("module.")
+                name, *others = self.live[id(t)]
+                tied = f" (tied: {', '.join(others)})" if others else ""
                 raise UnsupportedModuleError(
-                    f"{self.name} reads its parameter {name!r} through a reference "
+                    f"{self.name} reads its parameter {name!r}{tied} by a reference "
                     f"that is not registered (a plain list, a closure, the criterion), "
                     f"so its gradient would come out incomplete. Read it where it is "
                     f"registered, as in module.{name}."

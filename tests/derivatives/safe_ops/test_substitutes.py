@@ -7,6 +7,7 @@ import torch
 from cases import CLASSES, dense_jacobian, relative
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.safe_ops.substitutes import Substitutes
@@ -132,3 +133,37 @@ def test_networks_that_use_them(middle: Operation, equal: Operation, path: str) 
         exact, jacobian = dense_jacobian(Net(equal), x[i], y[i])
         assert relative(g[i], exact) < 1e-12
         assert relative(image[i], jacobian @ v[i]) < 1e-12
+
+
+@pytest.mark.parametrize("check", ["default", "none"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_what_is_computed_again_has_the_substitutes_too(norm: bool, check: str) -> None:
+    def network(checkpointed: bool) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.a, self.b = nn.Linear(9, 8), nn.Linear(8, CLASSES)
+                self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
+
+            def block(self, h: Tensor) -> Tensor:
+                return F.hardsigmoid(self.norm(self.a(h)))
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = x.flatten(1)
+                if not checkpointed:
+                    return self.b(self.block(x))  # type: ignore[no-any-return]
+                h = checkpoint(
+                    self.block, x, use_reentrant=False, determinism_check=check
+                )
+                return self.b(h)  # type: ignore[no-any-return]
+
+        return Net().eval()
+
+    x = torch.rand(2, 1, 3, 3, generator=torch.Generator().manual_seed(1))
+    y = torch.tensor([0, 1])
+    at = [GradientMap(network(on), dtype=torch.float64) for on in (True, False)]
+    for i in range(2):
+        ours, right = (one.dense(x[i].double(), y[i], torch.eye(9)) for one in at)
+        torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-14)
+    assert [one.doubt.word for one in at] == ["ok", "ok"]
