@@ -80,8 +80,9 @@ def remember(
 
 
 def _plain(loss: SampleLoss) -> bool:
-    """Not a criterion that may close over anything."""
-    return loss.criterion is classification_criterion
+    """No criterion or preparation, which may close over anything."""
+    stated = loss.criterion is not classification_criterion
+    return not stated and vars(loss)["prepare"] is None
 
 
 def _use(loss: SampleLoss, x: Tensor, y: Tensor, path: Path) -> object:
