@@ -119,11 +119,11 @@ def _eager() -> AbstractContextManager[object]:
 
 
 def watches(hook: Any) -> bool:
-    """Whether an experiment tracker's hook logs what it sees: not our evaluations."""
+    """Whether a hook of a tracker or of Opacus keeps what it sees: not what we do."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     owner = getattr(hook, "__module__", None) or type(hook).__module__
-    return str(owner).split(".")[0] == "wandb"
+    return str(owner).split(".")[0] in ("wandb", "opacus")
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -30,6 +30,10 @@ def readable(names: Iterable[str]) -> str:
     return ", ".join(sorted(name.removeprefix("module.") for name in names))
 
 
+# The base of what Opacus wraps networks in, to form gradients of single samples.
+_OPACUS = "AbstractGradSampleModule"
+
+
 def underlying(module: nn.Module) -> nn.Module:
     """The eager module inside a compiled or data-parallel one.
 
@@ -37,14 +41,16 @@ def underlying(module: nn.Module) -> nn.Module:
         module: any module.
 
     Returns:
-        ``module`` itself, or what ``torch.compile``, ``DataParallel`` or
-        ``DistributedDataParallel`` wrapped.
+        ``module`` itself, or what ``torch.compile``, ``DataParallel``,
+        ``DistributedDataParallel`` or Opacus wrapped.
     """
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         inner = getattr(module, "_orig_mod", None)
         if isinstance(module, parallel):
             inner = module.module
+        if any(kind.__name__ == _OPACUS for kind in type(module).__mro__):
+            inner = module._module
         if not isinstance(inner, nn.Module):
             return module
         module = inner
