@@ -98,7 +98,7 @@ def describe_dashboard(
     return {
         "Risk over epochs": [
             over_epochs("Predicted PSNR (dB)", "psnr/median", "psnr/worst"),
-            over_epochs("Share of samples above 25 dB", f"psnr/{SHARE_ABOVE}"),
+            over_epochs("Share of samples above 20 dB", f"psnr/{SHARE_ABOVE}"),
             over_epochs("Samples without a number", "samples/unknown"),
             over_epochs("λ₁, median", "lavp_l2_max/median", log_y=True),
             over_epochs("Share of training time", "time_fraction"),

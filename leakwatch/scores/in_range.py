@@ -171,7 +171,8 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         return least
     # With an image of its own: only the end of a search looks elsewhere.
     averaged = replace(spectrum, pulled=None, path=None, memo={})
-    straight = replace(averaged, pixel_range=replace(inside, elsewhere=None))
+    here = replace(inside, elsewhere=None)
+    straight = replace(averaged, pixel_range=here, memo={})
     gain, value = 0.0, least
     for _ in range(_ROUNDS):
         aim = replace(settings, target_psnr=settings.target_psnr - gain)
@@ -180,8 +181,8 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
             return value
         at = replace(settings, noise_std=value.number)
         both = (i2f_range_psnr(one, at).number for one in (averaged, straight))
-        before, gain = gain, max(next(both) - next(both), 0.0)
-        if not gain > before + _SAME_DB:
+        before, gain = gain, next(both) - next(both)
+        if not abs(gain - before) > _SAME_DB:
             break
     return value
 

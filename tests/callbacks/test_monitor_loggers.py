@@ -47,7 +47,7 @@ def expected_scalars(
 OVERVIEW = {
     "leakwatch/psnr/median",
     "leakwatch/psnr/worst",
-    "leakwatch/psnr/share_above_25",
+    "leakwatch/psnr/share_above_20",
     "leakwatch/psnr/class_gap",
     "leakwatch/samples/known",
     "leakwatch/samples/unknown",

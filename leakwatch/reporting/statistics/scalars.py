@@ -61,7 +61,7 @@ def log_scalars(
     """Return key to value for the rows of one probe step.
 
     Keys of the headline, whichever quantity it is: ``<prefix>/psnr/<median|worst>``,
-    ``…/psnr/share_above_25`` of the samples with a number, ``…/psnr/class_gap``
+    ``…/psnr/share_above_20`` of the samples with a number, ``…/psnr/class_gap``
     (highest minus lowest mean of a class, dB), ``<prefix>/samples/<known|unknown>``.
     Beside them ``<prefix>/lavp_l2_max/median``, ``<prefix>/<seconds|time_fraction>``
     and ``<prefix>/audit/<near|random>/<psnr/median|psnr/worst|recovered|conclusive>``.

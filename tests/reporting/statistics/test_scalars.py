@@ -33,7 +33,7 @@ def test_keys_and_values_exactly() -> None:
     assert found == {
         "leakwatch/psnr/median": 30.0,
         "leakwatch/psnr/worst": 30.0,
-        "leakwatch/psnr/share_above_25": 1.0,
+        "leakwatch/psnr/share_above_20": 1.0,
         "leakwatch/psnr/class_gap": nan,
         "leakwatch/samples/known": 1.0,
         "leakwatch/samples/unknown": 1.0,
@@ -76,7 +76,7 @@ def test_the_overview_counts_what_is_known() -> None:
     assert {k: v for k, v in found.items() if k.startswith("watch/")} == {
         "watch/psnr/median": 20.0,
         "watch/psnr/worst": 26.0,
-        "watch/psnr/share_above_25": pytest.approx(1 / 3),
+        "watch/psnr/share_above_20": pytest.approx(1 / 3),
         "watch/psnr/class_gap": pytest.approx(2.0),  # means of 18 and 20 dB
         "watch/samples/known": 3.0,
         "watch/samples/unknown": 1.0,
