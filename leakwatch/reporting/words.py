@@ -10,11 +10,11 @@ from leakwatch.reporting.ledger.table import Moment
 
 HARDLY_BELOW: Final = 12.0
 """dB; rule of thumb: below it a picture is hardly recognisable. Of reconstructions that
-were looked at (docs/attacks.md), digits could be read at 15 dB, nothing at 10."""
+were looked at, digits could be read at 15 dB, and nothing at 10 (docs/attacks.md)."""
 
 CLEARLY_ABOVE: Final = 20.0
-"""dB; rule of thumb: above it a picture is clearly recognisable. Digits and the subjects
-of photographs of 32×32 pixels were."""
+"""dB; rule of thumb: above it a picture is clearly recognisable. So were digits, and the
+subjects of photographs of 32×32 pixels."""
 
 
 def psnr_words(psnr: float) -> str:

@@ -29,7 +29,7 @@ _DOUBLINGS = 60
 _STRAIGHT_DB = 25.0
 # Rounds between the noise that a linear network needs and what it gains where it bends,
 # and when they end.
-_ROUNDS = 4
+_ROUNDS = 6
 _SAME_DB = 0.1
 # Of log s: a thousandth of a decibel.
 _LOG_NOISE = 1e-4
@@ -181,8 +181,10 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
             return value
         at = replace(settings, noise_std=value.number)
         both = (i2f_range_psnr(one, at).number for one in (averaged, straight))
-        before, gain = gain, next(both) - next(both)
-        if not abs(gain - before) > _SAME_DB:
+        change = next(both) - next(both) - gain
+        # Half of it: the noise changes what is gained, and would swing back and forth.
+        gain += change / 2
+        if not abs(change) > _SAME_DB:
             break
     return value
 
