@@ -13,8 +13,8 @@ HARDLY_BELOW: Final = 12.0
 were looked at, digits could be read at 15 dB, and nothing at 10 (docs/attacks.md)."""
 
 CLEARLY_ABOVE: Final = 20.0
-"""dB; rule of thumb: above it a picture is clearly recognisable. So were digits, and the
-subjects of photographs of 32×32 pixels."""
+"""dB; rule of thumb: above it a picture is clearly recognisable. So were digits, and
+the subjects of photographs of 32×32 pixels."""
 
 
 def psnr_words(psnr: float) -> str:
