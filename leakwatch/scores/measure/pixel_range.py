@@ -37,8 +37,11 @@ from leakwatch.spectrum.box import BoxMinimum, minimize_in_box
 
 __all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
 
-#: Draws of the noise over which predictions are averaged.
-DRAWS: Final = 8
+#: Draws of the noise over which predictions are averaged; those of large images, whose
+#: many pixels average too, are fewer.
+DRAWS: Final = 16
+_DRAWN_PIXELS: Final = 8192
+_FEWEST: Final = 8
 _GUESSES: Final = 60
 # Looks half way, and decibels by which the last one may still change a prediction.
 _LOOKS: Final = 4
@@ -220,7 +223,7 @@ def _precision(settings: Settings, like: Tensor) -> Tensor:
 
 
 def noise_as_it_arrives(
-    jacobian: GradientJacobian, draws: int = DRAWS, seed: int = 0
+    jacobian: GradientJacobian, draws: int | None = None, seed: int = 0
 ) -> Float[Tensor, "batch draws d_x"]:
     """Jᵀξ of each sample for the same draws of ξ ~ N(0, I); float64.
 
@@ -229,10 +232,12 @@ def noise_as_it_arrives(
 
     Args:
         jacobian: of the samples.
-        draws: how many.
+        draws: how many; default: 16, or fewer of large images.
         seed: of a generator of its own.
     """
-    batch, d_theta, _ = jacobian.shape
+    batch, d_theta, d_x = jacobian.shape
+    if draws is None:
+        draws = max(_FEWEST, min(DRAWS, _DRAWN_PIXELS // d_x))
     generator = torch.Generator(device="cpu").manual_seed(seed)
     arrived = []
     for _ in range(draws):
