@@ -19,6 +19,7 @@ from typing import Final, final
 
 from leakwatch import __version__
 from leakwatch.cli.configs import with_paths
+from leakwatch.cli.fit_help import fit_help
 from leakwatch.names import unknown
 
 
@@ -74,6 +75,8 @@ _COMMANDS: Final = {
         "`leakwatch trade-off --config leakwatch:trade_off`.",
     ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
+    "show": _Command("show", "show", "print what a recorded run came to"),
+    "compare": _Command("show", "compare", "print recorded runs side by side"),
     "check": _Command("check", "check", "check a recorded run against limits"),
     "dashboard": _Command(
         "dashboard", "dashboard", "make a W&B view of what runs have logged"
@@ -144,6 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help(), end="", file=sys.stderr)
         return 2
     command = arguments[0]
+    if command == "fit" and {"-h", "--help"} & set(arguments[1:]):
+        print(fit_help(), end="")
+        return 0
+    if command == "fit" and "--help-all" in arguments[1:]:
+        return _run(command, ["--help"])
     if command in ("-h", "--help"):
         print(_help(), end="")
         return 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from reporting.audits import attacked
 from torch import nn
 
 from leakwatch import __version__
+from leakwatch.callbacks import LeakageMonitor
 from leakwatch.cli import main
 from leakwatch.cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from leakwatch.cli.main import explain, shorten
@@ -161,7 +163,8 @@ def test_unknown_command(
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
         f"unknown command {command!r}; {hint}choose from fit, audit, attack, "
-        "compare-inits, trade-off, report, check, dashboard, configs."
+        "compare-inits, trade-off, report, show, compare, check, dashboard, "
+        "configs."
     )
 
 
@@ -173,6 +176,8 @@ def test_unknown_command(
         "compare-inits",
         "trade-off",
         "report",
+        "show",
+        "compare",
         "check",
         "configs",
         "dashboard",
@@ -183,8 +188,23 @@ def test_help_of_one_command(command: str, capsys: pytest.CaptureFixture[str]) -
     assert f"usage: leakwatch {command}" in capsys.readouterr().out
 
 
+def test_help_of_fit_is_one_screen_with_the_monitor_s_options() -> None:
+    code = (
+        "import sys; from leakwatch.cli import main; main(['fit', '--help'])\n"
+        "print('heavy:', sorted({'torch', 'lightning'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    *lines, heavy = done.stdout.splitlines()
+    assert heavy == "heavy: []"
+    assert len(lines) <= 60
+    words = set(re.findall(r"\w+", done.stdout))
+    assert set(inspect.signature(LeakageMonitor).parameters) <= words
+
+
 def test_help_of_fit_lists_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--help"]) == 0
+    assert main(["fit", "--help-all"]) == 0
     text = capsys.readouterr().out
     assert "usage: leakwatch fit" in text
     assert "--trainer.max_epochs" in text
@@ -848,6 +868,46 @@ def test_a_run_without_values_does_not_pass(
     RiskLedger(tmp_path).write_metadata({})
     assert main(["check", str(tmp_path), "--max-psnr", "25"]) == 3
     assert capsys.readouterr().err == "nothing was measured\n"
+
+
+# -- show and compare ---------------------------------------------------------------
+
+
+def test_show_prints_the_table_and_conclusions(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(trained.folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(run_table(trained.ledger))
+    assert "\nWho is worst off, and is it rising?\n  Sample #" in out
+    table = tmp_path / "values.csv"
+    assert main(["show", str(trained.folder), "--to", str(table)]) == 0
+    rows = RiskLedger.open(trained.ledger).rows()
+    assert len(table.read_text().splitlines()) == len(rows) + 1
+    assert main(["show", str(trained.folder), "--to", "values.xls"]) == 1
+    assert "takes a .csv or .parquet file" in sentence(capsys, "leakwatch show")
+
+
+def test_compare_puts_the_most_exposed_and_the_unknown_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("low", 12.0), ("high", 30.0), ("none", math.nan)):
+        status = "failed: x" if math.isnan(value) else "ok"
+        ledger = RiskLedger(tmp_path / name)
+        ledger.append([Row(0, 0, 5, 0, "i2f_psnr", value, status)])
+        ledger.write_metadata({"config": {"noise_std": 0.1 * (name == "low")}})
+    runs = [str(tmp_path / name) for name in ("low", "high", "none")]
+    assert main(["compare", *runs]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert [Path(line.split()[0]).name for line in lines[1:4]] == [
+        "none",
+        "high",
+        "low",
+    ]
+    assert "30.0 dB" in lines[2]
+    assert "not known" in lines[1]
+    assert lines[-1] == "read with care: these runs differ in noise_std"
 
 
 # -- tables --------------------------------------------------------------------------
