@@ -13,7 +13,7 @@ from leakwatch.reporting import LedgerTable, RiskLedger
 from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.headline import Headline, find_headline
-from leakwatch.reporting.words import aligned, decibels
+from leakwatch.reporting.words import CLEARLY_ABOVE, aligned, decibels
 
 _WIDTH = 88
 
@@ -76,7 +76,9 @@ def compare(argv: list[str]) -> None:
         entries.append((run, headline, ledger.read_metadata()))
     # What is not known is not safe: it goes on top.
     entries.sort(key=lambda entry: -_worst(entry[1]))
-    grid = [["run", "epoch", "median", "worst", "above 25 dB", "not known"]]
+    grid = [
+        ["run", "epoch", "median", "worst", f"above {CLEARLY_ABOVE:g} dB", "not known"]
+    ]
     for run, headline, _ in entries:
         if headline is None:
             grid.append([str(run), "–", "not known", "not known", "–", "all"])
