@@ -93,8 +93,8 @@ class GradientJacobian:
         # varies with the rest of the batch, does not reach the scores.
         nearest = torch.exp2(norm.clamp_min(_SMALLEST_NORM).log2().round())
         self.scale = torch.where(usable, nearest, torch.ones_like(norm))
-        self._workspace = Workspace()
         self._weight = 1 / self.scale
+        self._workspace = Workspace((self.x, self.y, self._weight))
         weight = self._weight.to(first.dtype)
         if bool(((norm >= _SMALL) & (norm <= 1 / _SMALL) | (norm == 0)).all()):
             # A power of two goes through a backward pass without a trace.
@@ -191,6 +191,12 @@ class GradientJacobian:
         """Where the products are taken."""
         return self.x.device
 
+    @cached_property
+    def _lengths(self) -> list[float]:
+        """‖g‖ as the products count it."""
+        lengths: list[float] = (self.norm / self.scale).tolist()
+        return lengths
+
     @property
     def products(self) -> BatchProducts:
         """What solvers take many products from; its ``way`` says how it forms them."""
@@ -246,7 +252,8 @@ class GradientJacobian:
             self.y[sample],
             weight=self._weight[sample],
             input_scale=self.input_scale,
-            norm=float(self.norm[sample] / self.scale[sample]),
+            norm=self._lengths[sample],
+            position=sample,
             workspace=self._workspace,
             max_memory=max_memory,
             by_layer=by_layer,

@@ -41,8 +41,8 @@ def exact(
     rounding that the input already carries is stated through the floor.
 
     An operator's matrix is taken from its ``dense()``, or formed by n products for the
-    whole batch. Samples are solved one at a time: beyond the matrices, which the
-    caller bounds by its batch, the work needs a few n² float64 numbers.
+    whole batch. Samples are solved together: the work needs a few times the memory of
+    the matrices, which the caller bounds by its batch.
 
     Cost: 4/3 n³ operations a sample, about 9 n³ with eigenvectors.
 
@@ -80,26 +80,21 @@ def exact(
                 "torch.finfo(torch.float32).eps"
             )
     matrices, matvecs, input_eps = _dense(a)
-    batch, n = matrices.shape[:2]
+    n = matrices.shape[1]
     finite = finite_samples(matrices)
     if isinstance(a, Tensor):
-        check_symmetry(matrices, finite)
-
-    values = matrices.new_full((batch, n), math.nan, dtype=torch.float64)
-    residuals = torch.full_like(values, math.nan)
-    vectors = values.new_full((batch, n, n), math.nan) if eigenvectors else None
-    for i in range(batch):
-        if not bool(finite[i]):
-            continue
-        h = matrices[i].to(torch.float64)
-        h = 0.5 * h + 0.5 * h.mT
-        if vectors is None:
-            values[i] = eigvalsh_or_nan(h).flip(0)
-            residuals[i] = n * EPS64 * values[i].abs().amax()
-        else:
-            ascending, columns = eigh_or_nan(h)
-            values[i], vectors[i] = ascending.flip(0), columns.flip(1)
-            residuals[i] = norm(h @ vectors[i] - vectors[i] * values[i], dim=0)
+        check_symmetry(matrices)
+    h = torch.where(finite[:, None, None], matrices, 0.0).to(torch.float64)
+    h = 0.5 * h + 0.5 * h.mT
+    lost = torch.where(finite, 0.0, math.nan).to(torch.float64)[:, None]
+    vectors = None
+    if eigenvectors:
+        ascending, columns = eigh_or_nan(h)
+        values, vectors = ascending.flip(1) + lost, columns.flip(2) + lost[:, :, None]
+        residuals = norm(h @ vectors - vectors * values[:, None], dim=1)
+    else:
+        values = eigvalsh_or_nan(h).flip(1) + lost
+        residuals = (n * EPS64 * values.abs().amax(1, keepdim=True)).expand_as(values)
 
     if arithmetic_eps is None:
         # With a factor the matrix is as good as its own dtype; without, an operator
@@ -155,21 +150,29 @@ def _by_products(operator: SymmetricOperator) -> Float[Tensor, "batch n n"]:
     return columns
 
 
-def eigvalsh_or_nan(h: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+def eigvalsh_or_nan(h: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
     """Return ascending eigenvalues, or NaN where LAPACK gives up."""
+    if h.ndim > 2 and h.device.type == "cpu":  # where it takes them one by one
+        return torch.stack([eigvalsh_or_nan(one) for one in h])
     try:
         values: Tensor = torch.linalg.eigvalsh(h)
         return values
     except LinAlgError:
+        if h.ndim > 2:
+            return torch.stack([eigvalsh_or_nan(one) for one in h])
         return torch.full_like(h[0], math.nan)
 
 
 def eigh_or_nan(
-    h: Float[Tensor, "n n"],
-) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
+    h: Float[Tensor, "*batch n n"],
+) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n n"]]:
     """Return ascending eigenvalues and eigenvectors, NaN where LAPACK gives up."""
     try:
-        values, vectors = torch.linalg.eigh(h)
+        if h.ndim == 2 or h.device.type != "cpu":
+            values, vectors = torch.linalg.eigh(h)
+            return values, vectors
     except LinAlgError:
-        return torch.full_like(h[0], math.nan), torch.full_like(h, math.nan)
-    return values, vectors
+        if h.ndim == 2:
+            return torch.full_like(h[0], math.nan), torch.full_like(h, math.nan)
+    each = [eigh_or_nan(one) for one in h]
+    return torch.stack([v for v, _ in each]), torch.stack([u for _, u in each])

@@ -46,8 +46,8 @@ class Assembled:
 
     h: Tensor
     along: Tensor
-    squared: float
-    traces: dict[str, float]
+    squared: Tensor
+    traces: dict[str, Tensor]
     largest: dict[str, float]
 
 
@@ -127,8 +127,8 @@ def _assembled(
     ledger = _Ledger(source.parts, workspace, largest)
     for one in passes:
         _one_pass(source, one, rows, directions, workspace, kind, room, total, ledger)
-    squared = float(total.squared)
-    return Assembled(total.total(), total.along, squared, ledger.traces, ledger.largest)
+    h, along = total.total(), total.along
+    return Assembled(h, along, total.squared, ledger.traces, ledger.largest)
 
 
 def _passes(width: int, products: list[ConvFactors], cap: int | None) -> list[_Pass]:
@@ -202,7 +202,7 @@ def _one_pass(
     if g:
         squares = _add_columns(columns, torch.cat(g), total)
         for piece in pieces:
-            trace = float(squares[piece.place].sum())
+            trace = squares[piece.place].sum()
             ledger.columns(piece, trace, columns[:, piece.place])
     for part, delta, a in factors:
         before = total.trace
@@ -259,30 +259,31 @@ class _Ledger:
     def __init__(
         self, parts: Sequence[Rows | ConvFactors], workspace: Workspace, largest: bool
     ) -> None:
-        self.traces: dict[str, float] = {}
+        self.traces: dict[str, Tensor] = {}
         self.largest: dict[str, float] = {}
         self._workspace = workspace if largest else None
         self._left: Counter[str] = Counter()
         self._sums: dict[str, Tensor] = {}
         for part in parts:
-            self.traces[_module(part)] = 0.0
+            none = part.gradient if isinstance(part, Rows) else part.delta
+            self.traces[_module(part)] = none.new_zeros((), dtype=torch.float64)
             self._left[_module(part)] += _stored(part)
 
-    def columns(self, piece: _Piece, trace: float, columns: Tensor) -> None:
+    def columns(self, piece: _Piece, trace: Tensor, columns: Tensor) -> None:
         """Notes some columns of a part."""
         name = _module(piece.part)
-        self.traces[name] += trace
+        self.traces[name] = self.traces[name] + trace
         if self._workspace is not None:
             total = Sum(len(columns), columns, self._workspace, "one ")
             _add_columns(columns, piece.part.gradient[piece.inner], total)
             self._add(name, columns.shape[1], total.total())
 
     def products(
-        self, part: ConvFactors, trace: float, delta: Tensor, a: Tensor
+        self, part: ConvFactors, trace: Tensor, delta: Tensor, a: Tensor
     ) -> None:
         """Notes a part that is kept in factors."""
         name = _module(part)
-        self.traces[name] += trace
+        self.traces[name] = self.traces[name] + trace
         if self._workspace is not None:
             total = Sum(len(delta), delta, self._workspace, "one ")
             part.add_to(total, delta, a, self._workspace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -28,10 +29,14 @@ class Workspace:
 
     Attributes:
         trusted: whether layers of this network were found to come apart.
+        batch: the samples, their labels and weights, if known before.
+        straight: of each of them what ``sources.all_straight`` says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batch: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
         self.trusted = False
+        self.batch = batch
+        self.straight: Sequence[bool | None] | None = None
         self._held: dict[str, Tensor] = {}
 
     def empty(
@@ -85,9 +90,9 @@ class Sum:
         self._half.addmm_(u, v.T)
 
     @property
-    def trace(self) -> float:
+    def trace(self) -> Tensor:
         """The trace so far."""
-        return float(self._upper.diagonal().sum() + 2 * self._half.diagonal().sum())
+        return self._upper.diagonal().sum() + 2 * self._half.diagonal().sum()
 
     def total(self) -> Tensor:
         """JᵀJ, exactly symmetric; ends the sum."""

@@ -33,12 +33,13 @@ from leakwatch.derivatives.gram.sources import (
     LayersApart,
     Sample,
     WholeJacobian,
+    all_straight,
     disagreeing,
     opened,
     random_direction,
     stored,
 )
-from leakwatch.derivatives.layers.taps import listen
+from leakwatch.derivatives.layers.taps import Layer, listen
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.verification.agreement import agreement
 
@@ -84,6 +85,7 @@ def gram(
     workspace: Workspace | None = None,
     max_memory: float | None = None,
     by_layer: bool = False,
+    position: int | None = None,
 ) -> Gram:
     """H = JᵀJ of one sample: tangents in ``gradients.dtype``, products in float64.
 
@@ -103,6 +105,8 @@ def gram(
             them. Default: all that it takes; when memory runs out, half of it.
             Results don't depend on it beyond rounding.
         by_layer: also find λ_1 of each module's part.
+        position: of the sample in the batch of the workspace; what can be found out
+            about all of them together is then found out once.
 
     Returns:
         H, Jᵀĝ and ‖g‖, and the trace of each module's part.
@@ -128,7 +132,7 @@ def gram(
         xs, ys = gradients.prepared(x[None], y[None])
         wi = xs.new_ones(()) if weight is None else weight.to(xs)
         sample = Sample(gradients, at, xs[0], ys[0], wi)
-        job = _Job(sample, directions, space, limit, by_layer)
+        job = _Job(sample, directions, space, limit, by_layer, position)
         if _comes_apart(gradients, at, xs, ys):
             result = job.apart(norm)
             if result is not None:
@@ -166,6 +170,7 @@ class _Job:
     space: Workspace
     limit: int | None
     by_layer: bool
+    position: int | None = None
 
     def apart(self, norm: float | None) -> Gram | None:
         """The result layer by layer, or ``None`` if that can't be trusted."""
@@ -173,7 +178,8 @@ class _Job:
         layers, last = listen(it.gradients, it.at, it.x, it.y)
         if not layers:
             return None
-        taps, rank = opened(it, layers, last)
+        straight = self._straight(layers, last)
+        taps, rank = opened(it, layers, last, straight)
         v = random_direction(it).flatten()
         along = (self.directions.view(len(v), -1).T @ v).view_as(it.x)
         plain = None
@@ -182,7 +188,7 @@ class _Job:
             wrong = disagreeing(taps, rank, along, *plain)
             if wrong:
                 it.gradients.formed.update(wrong)
-                taps, rank = opened(it, layers, last)
+                taps, rank = opened(it, layers, last, straight)
         result = self.result(LayersApart(it, taps, rank))
         if plain is None and _same_norm(result, norm):
             return result
@@ -194,6 +200,21 @@ class _Job:
         it.gradients.note(_WHOLE)
         return None
 
+    def _straight(self, layers: dict[str, Layer], last: str) -> bool | None:
+        batch, at = self.space.batch, self.sample
+        if batch is None or self.position is None:
+            return None
+        if self.space.straight is None:
+            x, y, weight = batch
+            try:
+                xs, ys = at.gradients.prepared(x, y)
+                self.space.straight = all_straight(
+                    at.gradients, at.at, xs, ys, weight.to(xs), layers, last
+                )
+            except Exception:  # what is wrong with one shows when its turn comes
+                self.space.straight = [None] * len(x)
+        return self.space.straight[self.position]
+
     def result(self, source: Source) -> Gram:
         """H and what goes with it from all parts of a source."""
         sums = assemble(
@@ -203,9 +224,12 @@ class _Job:
             limit=self.limit,
             largest=self.by_layer,
         )
-        norm = math.sqrt(sums.squared) if sums.squared >= 0 else math.nan
+        # One look at all that is read as numbers.
+        squared, *traces = torch.stack([sums.squared, *sums.traces.values()]).tolist()
+        norm = math.sqrt(squared) if squared >= 0 else math.nan
         along = sums.along / norm if norm > 0 else sums.along
-        return Gram(sums.h, along, norm, _named(sums.traces), _named(sums.largest))
+        by_name = dict(zip(sums.traces, traces, strict=True))
+        return Gram(sums.h, along, norm, _named(by_name), _named(sums.largest))
 
 
 def _comes_apart(gradients: GradientMap, at: Weights, x: Tensor, y: Tensor) -> bool:

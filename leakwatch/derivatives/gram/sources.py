@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.gram.conv_factors import ConvFactors
@@ -16,6 +17,7 @@ from leakwatch.derivatives.gram.forms import Plain, Rows, choose, in_form, width
 from leakwatch.derivatives.gram.tangents import Parts, Taps, basis
 from leakwatch.derivatives.layers.taps import Layer
 from leakwatch.derivatives.runtime import Weights
+from leakwatch.derivatives.runtime.chunking import in_chunks
 from leakwatch.derivatives.verification.agreement import agreement
 
 # Known Δ pay while there are at most this part of the directions.
@@ -137,7 +139,7 @@ class WholeJacobian:
 
 
 def opened(
-    sample: Sample, layers: dict[str, Layer], last: str
+    sample: Sample, layers: dict[str, Layer], last: str, straight: bool | None = None
 ) -> tuple[Taps, int | None]:
     """The network opened at its layers, and how many known Δ span all of them.
 
@@ -145,20 +147,95 @@ def opened(
         sample: the sample.
         layers: those that come apart.
         last: key of the last call.
+        straight: what :func:`all_straight` says of it; found out by default.
+    """
+    apart, rank = _few_deltas(sample, layers, last)
+    if rank is not None:
+        if straight is None:
+            one = (t[None] for t in (sample.x, sample.y, sample.weight))
+            straight = all_straight(sample.gradients, sample.at, *one, layers, last)[0]
+        if straight:
+            return sample.taps(apart, last), rank
+    # The elementwise weights of normalisations are few: as they are, they take least.
+    large = {k: v for k, v in apart.items() if not v.calls[0].elementwise}
+    return sample.taps(large, last), None
+
+
+def all_straight(
+    gradients: GradientMap,
+    at: Weights,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    layers: dict[str, Layer],
+    last: str,
+) -> list[bool]:
+    """Whether known Δ span all of them, of each of several samples.
+
+    Where the network is piecewise linear around a sample, and all that comes back to
+    any call has come through the last one.
+
+    Args:
+        gradients: the gradient map, inside its evaluation.
+        at: its weights.
+        x: samples.
+        y: their labels.
+        weight: factors on their losses.
+        layers: those that come apart, the same for all samples.
+        last: key of the last call.
+    """
+    first = Sample(gradients, at, x[0], y[0], weight[0])
+    apart, rank = _few_deltas(first, layers, last)
+    if rank is None or first.taps(apart, last).others:
+        return [False] * len(x)
+    v = random_direction(first)
+    shape = apart[last.split("#")[0]].calls[-1].output
+    towards = _normal(shape, 1, x)
+
+    def one(xi: Tensor, yi: Tensor, wi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        taps = Taps(gradients, at, xi, yi, wi, apart, last)
+        deltas = taps.here().deltas
+        back = taps.backwards(deltas[last][None])
+        through, direct = (
+            torch.cat([parts[key].flatten() for key in deltas])
+            for parts in (back, deltas)
+        )
+        return taps.bends(v, towards), through, direct
+
+    found: list[bool] = []
+
+    def some(xs: Tensor, ys: Tensor, ws: Tensor) -> Tensor:
+        bends, through, direct = vmap(one)(xs, ys, ws)
+        flags: list[bool] = (~bends).tolist()
+        if any(flags) and not agreement(through, direct, "layer's factors").holds:
+            pairs = zip(through, direct, flags, strict=True)
+            flags = [
+                flag and agreement(a[None], b[None], "layer's factors").holds
+                for a, b, flag in pairs
+            ]
+        found.extend(flags)
+        return xs
+
+    keys = frozenset(key for layer in apart.values() for key in layer.keys)
+    chunk = first.taps(apart, last).chunk(keys, outputs=True)
+    in_chunks(some, (x, y, weight), chunk)
+    return found
+
+
+def _few_deltas(
+    sample: Sample, layers: dict[str, Layer], last: str
+) -> tuple[dict[str, Layer], int | None]:
+    """Layers that come apart, and how many numbers δ at the last call has.
+
+    ``None`` where these are too many to pay, or other layers do not come apart.
     """
     formed = sample.gradients.formed
     apart = {k: v for k, v in layers.items() if k not in formed}
     end = apart.get(last.split("#")[0])
-    if end is not None and apart.keys() == layers.keys():
-        rank = end.calls[-1].output.numel()
-        taps = sample.taps(apart, last)
-        v = random_direction(sample)
-        few = rank * _FEW <= sample.size
-        if few and taps.piecewise_linear(v) and _through_last(taps):
-            return taps, rank
-    # The elementwise weights of normalisations are few: as they are, they take least.
-    large = {k: v for k, v in apart.items() if not v.calls[0].elementwise}
-    return sample.taps(large, last), None
+    if end is None or apart.keys() != layers.keys():
+        return apart, None
+    rank = end.calls[-1].output.numel()
+    return apart, rank if rank * _FEW <= sample.size else None
 
 
 def stored(sample: Sample, layers: dict[str, Layer], last: str) -> int:
@@ -175,9 +252,12 @@ def random_direction(sample: Sample) -> Tensor:
 
     Not a constant one, to which a network that centres its input is blind.
     """
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(sample.size, generator=generator, dtype=torch.float64)
-    return v.to(sample.x).view(sample.x.shape)
+    return _normal(sample.x.shape, 0, sample.x)
+
+
+def _normal(shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def disagreeing(
@@ -227,17 +307,6 @@ def disagreeing(
             ).holds:
                 out.add(name)
     return out
-
-
-def _through_last(taps: Taps) -> bool:
-    """Whether all that comes back to any call has come through the last one."""
-    deltas = taps.here().deltas
-    back = taps.backwards(deltas[taps.last][None])
-    through, direct = (
-        torch.cat([parts[key].flatten() for key in deltas])[None]
-        for parts in (back, deltas)
-    )
-    return agreement(through, direct, "layer's factors").holds
 
 
 def _norm(parts: Sequence[Tensor]) -> float:

@@ -126,29 +126,24 @@ class Taps:
         delta, inputs = vmap(one)(directions)
         return Parts({self.last: delta}, inputs)
 
-    def piecewise_linear(self, v: Tensor) -> bool:
-        """Whether what comes back from the last call is locally linear in δ there.
+    def bends(self, v: Tensor, towards: Tensor) -> Tensor:
+        """Whether what comes back from the last call depends on the input itself.
 
-        Then δ of each call is a constant matrix times δ of the last one, and so are
-        their tangents. A matrix that changes along a random direction shows it by a
-        tangent; where nothing but ReLUs, max-pools and the like lie between, there is
-        none at all, which is why this asks for an exact zero.
+        Where it does not, δ of each call is a constant matrix times δ of the last one,
+        and so are their tangents. A matrix that changes along a random direction shows
+        it by a tangent; where nothing but ReLUs, max-pools and the like lie between,
+        there is none at all, which is why this asks for an exact zero.
 
         Args:
             v: a random direction, shaped like the sample.
+            towards: another one, shaped like δ at the last call.
         """
-        if self.others:
-            return False
-        generator = torch.Generator().manual_seed(1)
-        shape = self._zeros[self.last].shape
-        seed = torch.randn(shape, generator=generator, dtype=torch.float64)
-        towards = seed.to(self._x)
 
         def back(x: Tensor) -> dict[str, Tensor]:
             return self._back(x, towards)
 
         tangents = jvp(back, (self._x,), (v,))[1]
-        return not any(bool(t.any()) for t in tangents.values())
+        return torch.stack([t.ne(0).any() for t in tangents.values()]).any()
 
     def backwards(self, rows: Tensor) -> dict[str, Tensor]:
         """What each of many δ at the last call becomes at every call, by key."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -14,142 +15,228 @@ from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.plan import Plan
 from leakwatch.scores.measure.sample_spectrum import (
     NO_DIRECTION,
-    NOT_ASKED,
     NOT_FINITE,
     Precision,
     SampleSpectrum,
 )
 from leakwatch.scores.result import Value, judged
-from leakwatch.spectrum import Spectrum, exact
+from leakwatch.spectrum import Spectrum, exact, lanczos
 from leakwatch.status import Status, describe_error
 
-__all__ = ["SMALLEST", "from_gram", "from_matrix"]
+__all__ = ["SMALLEST", "Formed", "from_gram", "from_matrices"]
 
 SMALLEST = "the smallest eigenvalue"
+# Samples whose H are solved together: several copies of each, in a part of the memory
+# that the Jacobian of one may take, or of this.
+_COPIES = 6
+_GROUP_BYTES = 512 * 2**20
+# Residual of λ_1 of the cosine Hessian, where it is all that can be resolved.
+_TOL = 1e-10
 
 _log = logging.getLogger(__name__)
 
 
 def from_gram(inputs: ScoreInputs, plan: Plan) -> Iterator[SampleSpectrum]:
-    """The spectrum of each sample in turn, from its own Gram matrix.
+    """The spectrum of each sample, from its own Gram matrix; several at once.
 
     Args:
         inputs: the samples.
         plan: what to measure, and the memory for it.
     """
+    size = _COPIES * 8 * inputs.jacobian.shape[2] ** 2
+    limit = _GROUP_BYTES if plan.max_memory is None else plan.max_memory * 2**20 / 4
+    group = max(1, int(limit / size))
     finite = torch.isfinite(inputs.jacobian.norm).tolist()
-    rounding = inputs.rounding()
-    for i in range(len(inputs)):
-        if not finite[i]:
-            yield SampleSpectrum.failed(NOT_FINITE)
-            continue
-        try:
-            yield _of_sample(inputs, i, plan, rounding[i])
-        except Exception as error:
-            reason = describe_error(error)
-            _log.warning("leakwatch could not score a sample: %s", reason)
-            yield SampleSpectrum.failed(Status("failed", reason))
+    rounding, scales = inputs.rounding(), inputs.jacobian.scale.tolist()
+    for start in range(0, len(inputs), group):
+        rows = range(start, min(start + group, len(inputs)))
+        failed: dict[int, SampleSpectrum] = {}
+        formed: dict[int, Formed] = {}
+        for i in rows:
+            try:
+                if finite[i]:
+                    formed[i] = _formed(inputs, i, plan, rounding[i], scales[i])
+                else:
+                    failed[i] = SampleSpectrum.failed(NOT_FINITE)
+            except Exception as error:
+                reason = describe_error(error)
+                _log.warning("leakwatch could not score a sample: %s", reason)
+                failed[i] = SampleSpectrum.failed(Status("failed", reason))
+        solved = from_matrices(
+            list(formed.values()),
+            d_theta=inputs.jacobian.shape[1],
+            eps=torch.finfo(inputs.jacobian.dtype).eps,
+            eigenvectors=plan.eigenvectors,
+        )
+        for (i, one), spectrum in zip(formed.items(), solved, strict=True):
+            if spectrum.failure is None:
+                h = one.h.mul_(one.scale**2) if plan.range or plan.matrix else None
+                spectrum = replace(spectrum, h=h, grad_norm=Value(one.norm))
+            failed[i] = spectrum
+        formed.clear()
+        for i in rows:
+            spectrum = failed.pop(i)
+            if plan.range and spectrum.h is not None:
+                inside = inputs.pixel_range(i, spectrum.h, plan.max_memory)
+                spectrum = replace(spectrum, pixel_range=inside)
+            yield spectrum
 
 
-def _of_sample(
-    inputs: ScoreInputs, sample: int, plan: Plan, rounding: float
-) -> SampleSpectrum:
-    jacobian = inputs.jacobian
-    gram = jacobian.gram(sample, max_memory=plan.max_memory)
-    scale = float(jacobian.scale[sample])
-    spectrum = from_matrix(
-        gram.h,
-        scale=scale,
-        d_theta=jacobian.shape[1],
-        eps=torch.finfo(jacobian.dtype).eps,
-        rounding=rounding,
-        along=gram.along if plan.cosine else None,
-        norm=gram.norm * scale,
-        eigenvectors=plan.eigenvectors,
-        traces=gram.traces,
-    )
-    if spectrum.failure is not None:
-        return spectrum
-    if plan.range or plan.matrix:
-        h = gram.h * scale**2
-        spectrum = replace(spectrum, h=h)
-    if plan.range:
-        inside = inputs.pixel_range(sample, h, plan.max_memory)
-        spectrum = replace(spectrum, pixel_range=inside)
-    return replace(spectrum, grad_norm=Value(gram.norm * scale))
+def _formed(
+    inputs: ScoreInputs, sample: int, plan: Plan, rounding: float, scale: float
+) -> Formed:
+    gram = inputs.jacobian.gram(sample, max_memory=plan.max_memory)
+    along = gram.along if plan.cosine else None
+    return Formed(gram.h, scale, rounding, along, gram.norm * scale, gram.traces)
 
 
-def from_matrix(
-    h: Float[Tensor, "n n"],
-    *,
-    scale: float,
-    d_theta: int,
-    eps: float,
-    rounding: float,
-    along: Float[Tensor, " n"] | None = None,
-    norm: float = 0.0,
-    eigenvectors: bool = False,
-    traces: dict[str, float] | None = None,
-) -> SampleSpectrum:
-    """Spectra of H = scale² H̃ and of the cosine distance's Hessian.
+@final
+@dataclass(frozen=True, eq=False)
+class Formed:
+    """H̃ = J̃ᵀJ̃ of one sample, or of several taken together, and what goes with it.
 
-    Args:
-        h: H̃ = J̃ᵀJ̃, float64, of one sample or of several taken together.
+    Attributes:
+        h: H̃, float64.
         scale: J/J̃.
-        d_theta: rows of J.
-        eps: machine precision of J's arithmetic.
         rounding: error of J̃ as measured, ‖ΔJ̃‖_F.
         along: J̃ᵀĝ for the direction ĝ that cosine distance compares with, where its
             Hessian (H − (Jᵀĝ)(Jᵀĝ)ᵀ)/norm² is wanted (LAVP, Theorem 4).
         norm: length of the gradient that has this direction.
-        eigenvectors: whether these are wanted.
         traces: name of a module → its part of the trace of H̃.
+    """
+
+    h: Float[Tensor, "n n"]
+    scale: float
+    rounding: float
+    along: Float[Tensor, " n"] | None = None
+    norm: float = 0.0
+    traces: dict[str, float] = field(default_factory=dict)
+
+
+def from_matrices(
+    formed: Sequence[Formed], *, d_theta: int, eps: float, eigenvectors: bool = False
+) -> list[SampleSpectrum]:
+    """Spectra of H = scale² H̃ and of the cosine distance's Hessian.
+
+    Args:
+        formed: of each sample.
+        d_theta: rows of J.
+        eps: machine precision of J's arithmetic.
+        eigenvectors: whether these are wanted; eigenvalues are then left where they
+            are, otherwise they come to the CPU.
 
     Returns:
-        All that H̃ tells, in the units of J; ``failed`` if H̃ is not finite.
-
-    Raises:
-        ArithmeticError: if the eigensolver gives no finite eigenvalues.
+        All that each H̃ tells, in the units of J; ``failed`` where it is not finite,
+        or the eigensolver fails.
     """
-    n, squared = len(h), scale**2
-    directed = along is None or bool(torch.isfinite(along).all())
-    if not (directed and bool(torch.isfinite(h).all())):
-        return SampleSpectrum.failed(NOT_FINITE)
-    spectrum = exact(h, factor_eps=eps, eigenvectors=eigenvectors)
-    normalised = _eigenvalues(spectrum, min(d_theta, n))
-    precision = Precision.of_matrix(float(normalised[0]), n, eps, rounding)
-    top, bottom = _ends(normalised * squared, precision.scaled(squared), d_theta)
-    cos_max = cos_min = NOT_ASKED
-    if along is not None and norm == 0:
-        cos_max = cos_min = NO_DIRECTION
-    elif along is not None:
-        downdated = h - torch.outer(along, along)
-        # What rounding did to H, it did to the downdate, however small that became.
-        factor = squared / norm**2
-        rest = _eigenvalues(exact(downdated, factor_eps=eps), d_theta - 1) * factor
-        cos_max, cos_min = _ends(rest, precision.scaled(factor), d_theta - 1)
-    vectors = spectrum.eigenvectors
-    return SampleSpectrum(
-        d_x=n,
-        rank=min(d_theta, n),
-        lambda_max=top,
-        lambda_min=bottom,
-        cos_max=cos_max,
-        cos_min=cos_min,
-        trace=Value(float(h.diagonal().sum()) * squared),
-        traces={name: t * squared for name, t in (traces or {}).items()},
-        eigenvalues=normalised * squared,
-        precision=precision.scaled(squared),
-        eigenvectors=None if vectors is None else vectors[0],
+    if not formed:
+        return []
+    n = len(formed[0].h)
+    spectrum = exact(
+        torch.stack([one.h for one in formed]),
+        factor_eps=eps,
+        eigenvectors=eigenvectors,
+    )
+    values = _eigenvalues(spectrum, min(d_theta, n))
+    read = torch.stack([_summary(one) for one in formed]).tolist()
+    vectors, here = spectrum.eigenvectors, values.cpu()
+    usable = torch.isfinite(here).all(1).tolist()
+    out: list[SampleSpectrum] = []
+    for i, one in enumerate(formed):
+        trace, finite = read[i]
+        if not finite or not usable[i]:
+            why = Status("failed", "the eigensolver gave no finite eigenvalues")
+            out.append(SampleSpectrum.failed(why if finite else NOT_FINITE))
+            continue
+        squared = one.scale**2
+        precision = Precision.of_matrix(float(here[i, 0]), n, eps, one.rounding)
+        ends = _ends(here[i] * squared, precision.scaled(squared), d_theta)
+        out.append(
+            SampleSpectrum(
+                d_x=n,
+                rank=min(d_theta, n),
+                lambda_max=ends[0],
+                lambda_min=ends[1],
+                trace=Value(trace * squared),
+                traces={name: t * squared for name, t in one.traces.items()},
+                eigenvalues=(here if vectors is None else values)[i] * squared,
+                precision=precision.scaled(squared),
+                eigenvectors=None if vectors is None else vectors[i],
+            )
+        )
+    del values, vectors, spectrum
+    return _with_cosine(formed, out, d_theta, eps)
+
+
+def _summary(one: Formed) -> Float[Tensor, " 2"]:
+    """Trace of H̃, and whether all is finite."""
+    parts = [one.h] if one.along is None else [one.h, one.along]
+    finite = torch.stack([torch.isfinite(part).all() for part in parts]).all()
+    return torch.stack([one.h.diagonal().sum(), finite.to(one.h.dtype)])
+
+
+def _with_cosine(
+    formed: Sequence[Formed], plain: list[SampleSpectrum], d_theta: int, eps: float
+) -> list[SampleSpectrum]:
+    """The same with the ends of the cosine Hessian, where they are wanted."""
+    out = list(plain)
+    whole: list[int] = []
+    top: list[int] = []
+    for i, (one, spectrum) in enumerate(zip(formed, plain, strict=True)):
+        if spectrum.failure is not None or one.along is None:
+            continue
+        if one.norm == 0:
+            out[i] = replace(spectrum, cos_max=NO_DIRECTION, cos_min=NO_DIRECTION)
+        else:
+            # It lies below H, and rounding does as much to it: where λ_min of H can't
+            # be told from zero, its own can't be.
+            lost = spectrum.lambda_min.status.word == "unresolved"
+            (top if lost and d_theta > len(one.h) else whole).append(i)
+    if top:
+        found = lanczos(_downdated(formed, top), tol=_TOL)
+        done = (found.converged[:, 0] & (found.lambda_max > 0)).tolist()
+        numbers = found.lambda_max.tolist()
+        whole += [i for i, sure in zip(top, done, strict=True) if not sure]
+        for i, number, sure in zip(top, numbers, done, strict=True):
+            if sure:
+                values = torch.tensor([number, 0.0], dtype=torch.float64)
+                found_top = _cosine(formed[i], plain[i], values, d_theta)
+                out[i] = replace(found_top, cos_min=plain[i].lambda_min)
+    if whole:
+        downdated = exact(_downdated(formed, whole), factor_eps=eps)
+        rest = _eigenvalues(downdated, d_theta - 1).cpu()
+        for i, values in zip(whole, rest, strict=True):
+            out[i] = _cosine(formed[i], plain[i], values, d_theta)
+    return out
+
+
+def _downdated(formed: Sequence[Formed], rows: list[int]) -> Float[Tensor, "rows n n"]:
+    return torch.stack(
+        [
+            torch.addr(formed[i].h, along, along, alpha=-1.0)
+            for i in rows
+            if (along := formed[i].along) is not None
+        ]
     )
 
 
-def _eigenvalues(spectrum: Spectrum, rank: int) -> Tensor:
-    """All of them, at least 0, and exactly 0 beyond the rank."""
-    values = spectrum.eigenvalues[0].clamp_min(0)
+def _cosine(
+    one: Formed, plain: SampleSpectrum, values: Tensor, d_theta: int
+) -> SampleSpectrum:
     if not bool(torch.isfinite(values).all()):
-        raise ArithmeticError("the eigensolver gave no finite eigenvalues")
-    values[max(rank, 0) :] = 0.0
+        why = "the eigensolver gave no finite eigenvalues"
+        return SampleSpectrum.failed(Status("failed", why))
+    # What rounding did to H, it did to the downdate, however small that became.
+    precision = plain.precision.scaled(one.norm**-2)
+    lam = values * (one.scale / one.norm) ** 2
+    cos_max, cos_min = _ends(lam, precision, d_theta - 1)
+    return replace(plain, cos_max=cos_max, cos_min=cos_min)
+
+
+def _eigenvalues(spectrum: Spectrum, rank: int) -> Float[Tensor, "batch n"]:
+    """All of them, at least 0, and exactly 0 beyond the rank."""
+    values = spectrum.eigenvalues.clamp_min(0)
+    values[:, max(rank, 0) :] = 0.0
     return values
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakwatch.scores.batches import value_of
 from leakwatch.scores.i2f import psnr
-from leakwatch.scores.measure.dense import from_matrix
+from leakwatch.scores.measure.dense import Formed, from_matrices
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.matrix_free import end_values
 from leakwatch.scores.measure.plan import LARGEST_EXACT
@@ -196,17 +196,12 @@ def _blocks(
         else:
             try:
                 gram = jacobian.gram(i, max_memory=effort.max_memory)
-                spectrum = from_matrix(
-                    gram.h,
-                    scale=scale,
+                spectrum = from_matrices(
+                    [Formed(gram.h, scale, rounding[i], along[i], size, gram.traces)],
                     d_theta=d_theta,
                     eps=torch.finfo(jacobian.dtype).eps,
-                    rounding=rounding[i],
-                    along=along[i],
-                    norm=size,
                     eigenvectors=True,
-                    traces=gram.traces,
-                )
+                )[0]
             except Exception as error:
                 spectrum = SampleSpectrum.failed(
                     Status("failed", describe_error(error))
@@ -318,16 +313,10 @@ class _Joint:
 
     def _exactly(self, dense: Tensor) -> SampleSpectrum:
         j = dense.double()
-        return from_matrix(
-            j.mT @ j,
-            scale=self._scale,
-            d_theta=len(j),
-            eps=torch.finfo(dense.dtype).eps,
-            rounding=self._rounding,
-            along=j.mT @ self._unit,
-            norm=self._norm,
-            eigenvectors=True,
-        )
+        along = j.mT @ self._unit
+        formed = Formed(j.mT @ j, self._scale, self._rounding, along, self._norm)
+        eps = torch.finfo(dense.dtype).eps
+        return from_matrices([formed], d_theta=len(j), eps=eps, eigenvectors=True)[0]
 
     def _by_products(self) -> SampleSpectrum:
         squared = self._scale**2
