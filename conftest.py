@@ -1,8 +1,32 @@
-"""What an example in a docstring registers is gone after it."""
+"""Where tests of devices run; scores that docstrings register are gone after them."""
 
 from __future__ import annotations
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--device cuda``: tests of devices run there, and nowhere else."""
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=None,
+        help="where tests of devices run; default: the CPU, and CUDA if there is any",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test with the argument ``device`` runs on each device."""
+    if "device" not in metafunc.fixturenames:
+        return
+    asked = metafunc.config.getoption("--device")
+    if asked is None:
+        import torch
+
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    else:
+        devices = [asked]
+    metafunc.parametrize("device", devices)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-import pytest
 import torch
 import torchmetrics
 from torch import Tensor, nn
@@ -75,18 +74,6 @@ class Elsewhere(Tensor):
 def elsewhere(*tensors: Tensor) -> list[Tensor]:
     """These as if they lay on another device than the network, on any machine."""
     return [t.as_subclass(Elsewhere) for t in tensors]
-
-
-DEVICES = (
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=pytest.mark.skipif(
-            not torch.cuda.is_available(), reason="needs a CUDA device"
-        ),
-    ),
-)
-"""Where networks may be, for tests whose samples are on the CPU."""
 
 
 def dense_jacobian(

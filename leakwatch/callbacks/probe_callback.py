@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from leakwatch.callbacks._probing.distributed import refuse_sharded
+from leakwatch.callbacks._probing.distributed import refuse_device, refuse_sharded
 from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
 from leakwatch.callbacks._probing.placed import Placed
 from leakwatch.callbacks._probing.run import Probing, checked_map
@@ -212,6 +212,7 @@ class RecordingCallback(Placed, Probing):
         if stage != "fit":
             return
         refuse_sharded(trainer, type(self).__name__)
+        refuse_device(trainer, type(self).__name__)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the probes, opens the ledger, and probes the network as it starts."""

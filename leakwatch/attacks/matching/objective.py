@@ -29,7 +29,7 @@ from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.runtime import SampleLoss, Weights, evaluating
-from leakwatch.derivatives.runtime.chunking import out_of_memory
+from leakwatch.derivatives.runtime.chunking import out_of_memory, release
 from leakwatch.derivatives.safe_ops.substitutes import substituting
 
 __all__ = ["Evaluation", "Matcher", "MatchingProblem", "PathName", "soft_criterion"]
@@ -301,8 +301,7 @@ class Matcher:
                     raise
             # Out of the handler, where the traceback no longer holds what filled it.
             self._chunk = max(1, (stop - start) // 2)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            release()
         return _joined(done)
 
     def gradient(
@@ -428,7 +427,17 @@ class Matcher:
         def cost(path: Path) -> None:
             self._root = root
             self._use(path)
-            self._piece(path, x, y, targets)
+            while True:
+                n = min(len(x), self._chunk)
+                try:
+                    self._piece(path, x[:n], y[:n], targets[:n])
+                    return
+                except RuntimeError as error:
+                    if not out_of_memory(error) or n == 1:
+                        raise
+                # Out of the handler, where the traceback no longer holds what fills it.
+                self._chunk = n // 2
+                release()
 
         problem = self._problem
         before = _CHOICES.setdefault(problem.gradients, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -23,6 +22,7 @@ from leakwatch.derivatives.runtime import (
     Weights,
     evaluating,
 )
+from leakwatch.derivatives.runtime.clock import finished
 from leakwatch.derivatives.runtime.modules import NotLayerwiseError
 from leakwatch.derivatives.verification import refuse_stray_reads
 from leakwatch.derivatives.verification.agreement import Quantity, agreement
@@ -90,7 +90,7 @@ def choose(
     right = _right_ones(builders, check, loss, wanted, "attacks %s sample by sample")
     if not right:
         return loop
-    seconds = _seconds(cost, right)
+    seconds = _seconds(cost, right, x.device)
     best = 0
     for i, taken in enumerate(seconds):
         if taken < _GAIN * seconds[best]:
@@ -310,16 +310,18 @@ def _wrong(
     return ""
 
 
-def _seconds(cost: Callable[[Path], object], paths: list[Path]) -> list[float]:
+def _seconds(
+    cost: Callable[[Path], object], paths: list[Path], device: torch.device
+) -> list[float]:
     """The fastest of some calls of each, in turns: a machine's speed drifts."""
     fastest = [math.inf] * len(paths)
     if len(paths) == 1:
         return fastest
     for round_ in range(4):
         for i, path in enumerate(paths):
-            started = time.perf_counter()
+            started = finished(device)
             cost(path)
-            taken = time.perf_counter() - started
+            taken = finished(device) - started
             if round_ > 0 or taken > _LONG:  # the first call warms up
                 fastest[i] = min(fastest[i], taken)
         if max(fastest) < math.inf and min(fastest) > _LONG:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from leakwatch.attacks.matching.selection import UpdatePathName, opened
 from leakwatch.attacks.updates.local_steps import segment_for
 from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.runtime.clock import finished
 from leakwatch.weight_update import LocalTraining, WeightUpdate
 
 __all__ = ["SimulationCost", "simulation_cost"]
@@ -106,12 +106,12 @@ def simulation_cost(
     with opened(gradients, path) as path_for:
         engine = path_for(w, x, y)
         engine.graph_at(w, x, y).pull(w, weights=True)  # warms up
-        began = time.perf_counter()
+        began = finished(device)
         with _Counted() as counted:
             graph = engine.graph_at(w, x, y)
-        between = time.perf_counter()
+        between = finished(device)
         graph.pull(w, weights=True)
-        forward, back = between - began, time.perf_counter() - between
+        forward, back = between - began, finished(device) - between
     steps = training.steps(update.samples)
     velocity = 2 if training.momentum else 1
     weights = float(velocity * w.numel() * w.element_size())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import OrderedDict, deque
 from typing import Any, final
 
@@ -15,6 +14,7 @@ from leakwatch.checks import check_integer, check_number
 from leakwatch.defenses import Basis, Defense
 from leakwatch.defenses.eigen.basis import Directions
 from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.derivatives.runtime.clock import finished
 
 __all__ = ["BasisMemory", "memory_for"]
 
@@ -160,10 +160,10 @@ class BasisMemory:
     def _timed(
         self, jacobian: GradientJacobian, earlier: dict[int, Directions]
     ) -> Basis:
-        started = time.perf_counter()
+        started = finished(jacobian.device)
         made = Basis.of(jacobian, earlier=earlier)
         formed = len(made) - len(earlier)
-        seconds = time.perf_counter() - started if formed else 0.0
+        seconds = finished(jacobian.device) - started if formed else 0.0
         self.cost = BasisCost(formed, len(earlier), seconds)
         return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, final
 
@@ -27,6 +26,7 @@ from leakwatch.callbacks._defense.step import (
 )
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.defenses import Defense
+from leakwatch.derivatives.runtime.clock import finished
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 
 __all__ = ["DefendedFit"]
@@ -148,7 +148,8 @@ class DefendedFit:
         parameters = consumed(optimizer)
         if not parameters:
             return
-        started = time.perf_counter()
+        device = parameters[0].device
+        started = finished(device)
         if not finite(parameters):
             self._not_finite()
             return
@@ -166,7 +167,7 @@ class DefendedFit:
                 self._check_gap(self.samples.gap)
             write(drawn.parameters, drawn.clean + drawn.delta)
         self._compare_processes(drawn)
-        self._pending[id(optimizer)] = drawn, time.perf_counter() - started
+        self._pending[id(optimizer)] = drawn, finished(device) - started
 
     def epoch_ended(self) -> None:
         """Says once if keeping bases has been for nothing."""
@@ -216,9 +217,10 @@ class DefendedFit:
         if self._watch is not None:
             held = (p for group in optimizer.param_groups for p in group["params"])
             self._watch.stepped(held)
-        started = time.perf_counter()
+        device = drawn.clean.device
+        started = finished(device)
         step = StepMeasurement.of(drawn)
-        seconds += time.perf_counter() - started
+        seconds += finished(device) - started
         self._tally.add(step, seconds, drawn.bases)
         values = step.values(seconds)
         if drawn.bases is not None:

@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.optim import LBFGS
 
-from leakwatch.callbacks._probing.distributed import refuse_sharded
+from leakwatch.callbacks._probing.distributed import refuse_device, refuse_sharded
 from leakwatch.defenses import Defense
 
 __all__ = ["refuse_optimizers", "refuse_run", "scaler_of"]
@@ -35,6 +35,7 @@ def refuse_run(trainer: Trainer, module: LightningModule, defense: Defense) -> N
     Raises:
         RuntimeError: with what to change.
     """
+    refuse_device(trainer, "GradientDefense")
     try:
         refuse_sharded(trainer, "GradientDefense")
     except RuntimeError as error:

@@ -83,6 +83,26 @@ class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def refuse_device(trainer: Trainer, callback: str) -> None:
+    """Raises where the network will lie on a device without float64.
+
+    Args:
+        trainer: the trainer, with its strategy chosen.
+        callback: name for the message.
+
+    Raises:
+        RuntimeError: for any device but a CPU or a CUDA device.
+    """
+    kind = trainer.strategy.root_device.type
+    if kind not in ("cpu", "cuda"):
+        raise RuntimeError(
+            f"{callback} works on CPU and CUDA devices, but the trainer has chosen "
+            f"{kind!r}, which lacks the float64 arithmetic that it needs; train with "
+            f"Trainer(accelerator='cpu'), or score a checkpoint afterwards with "
+            f"`leakwatch audit`."
+        )
+
+
 def gather(trainer: Trainer, mine: Any) -> list[Any]:
     """What every process holds, in order of rank; every process must call this.
 

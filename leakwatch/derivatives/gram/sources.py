@@ -152,8 +152,10 @@ def opened(
     apart, rank = _few_deltas(sample, layers, last)
     if rank is not None:
         if straight is None:
-            one = (t[None] for t in (sample.x, sample.y, sample.weight))
-            straight = all_straight(sample.gradients, sample.at, *one, layers, last)[0]
+            x, y, weight = sample.x[None], sample.y[None], sample.weight[None]
+            straight = all_straight(
+                sample.gradients, sample.at, x, y, weight, layers, last
+            )[0]
         if straight:
             return sample.taps(apart, last), rank
     # The elementwise weights of normalisations are few: as they are, they take least.

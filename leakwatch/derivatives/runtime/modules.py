@@ -79,6 +79,11 @@ def check_module(module: nn.Module) -> None:
             f"{name} is on the device 'meta', where tensors have no numbers; load its "
             f"weights, as with module.to_empty(device='cpu').load_state_dict(...)."
         )
+    for kind in {p.device.type for p in module.parameters()} - {"cpu", "cuda"}:
+        raise UnsupportedModuleError(
+            f"{name} is on the device {kind!r}; leakwatch needs the float64 arithmetic "
+            f"of a CPU or a CUDA device. Move it, as with module.cpu()."
+        )
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(

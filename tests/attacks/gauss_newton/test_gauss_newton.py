@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DEVICES
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -340,7 +339,6 @@ def test_steps_are_counted_where_the_attack_is(
     assert found.steps.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("images", "noise_std"), [(2, 0.0), (1, 1e-3)])
 def test_gauss_newton_without_an_easier_problem_on_any_device(
     images: int, noise_std: float, device: str
