@@ -240,6 +240,7 @@ def test_callbacks_work_on_every_device(name: str, device: str, tmp_path: Path) 
         assert {row.status for row in rows} == {"ok"}
 
 
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
 @pytest.mark.parametrize("make", [LeakageMonitor, InversionAudit])
 def test_a_device_without_float64_is_refused_before_training(
     make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -9,7 +9,7 @@ are the same but for rounding, and at kinks so are the first derivatives.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,7 +25,10 @@ _R = TypeVar("_R")
 
 
 class Substitutes(TorchFunctionMode):
-    """Replaces ``hardsigmoid``, ``cdist``, ``pdist`` and inference's ``batch_norm``.
+    """Replaces some operations by others of equal value.
+
+    ``hardsigmoid``, ``cdist``, ``pdist``, ``layer_norm`` and inference's
+    ``batch_norm``.
 
     Other modes that look at a network's calls belong inside of this one, so that they
     see what the network called.
@@ -149,6 +152,23 @@ def _torch_batch_norm(
     )
 
 
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    # In Torch 2.14 a transform of its derivative leaves a part of the second one out.
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = input - input.mean(dims, keepdim=True)
+    out = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        out = out * weight
+    return out if bias is None else out + bias
+
+
 _SUBSTITUTES: dict[Any, Callable[..., Tensor]] = {
     F.hardsigmoid: _hardsigmoid,
     torch._C._nn.hardsigmoid: _hardsigmoid,
@@ -158,4 +178,6 @@ _SUBSTITUTES: dict[Any, Callable[..., Tensor]] = {
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
     F.pdist: _pdist,
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
 }

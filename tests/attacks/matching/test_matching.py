@@ -127,6 +127,14 @@ def test_confident_samples_keep_their_digits_in_float32(distance: str) -> None:
     )
 
 
+def test_attacks_on_transformers_run_together() -> None:
+    """Layer normalisation under vmap, of which Torch's second derivative is wrong."""
+    path, found = evaluate_once(problem_of(BY_NAME["transformer"], 1, "l2", "vmap"))
+    _, expected = evaluate_once(problem_of(BY_NAME["transformer"], 1, "l2", "loop"))
+    assert path == "vmap"
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_networks_that_mix_their_batch_are_not_run_as_one() -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:

@@ -34,6 +34,10 @@ OPERATIONS: dict[str, Operation] = {
     "batch_norm-plain": lambda h: F.batch_norm(h, MEAN, VAR, eps=0.1),
     "batch_norm-1d": lambda h: F.batch_norm(h[..., 0, 0], MEAN, VAR, W),
     "batch_norm-of-the-batch": lambda h: F.batch_norm(h, None, None, training=True),
+    "layer_norm": lambda h: F.layer_norm(h, (3, 3), W[:3, None] * B[:3], eps=0.1),
+    "layer_norm-plain": lambda h: F.layer_norm(h, (4, 3, 3)),
+    "layer_norm-module": nn.LayerNorm(3).double(),
+    "layer_norm-builtin": lambda h: torch.layer_norm(h, (3,), W[:3], B[:3]),
     "batch_norm-builtin": lambda h: torch.batch_norm(
         h, W, B, MEAN, VAR, False, 0.1, 1e-5, False
     ),
@@ -55,7 +59,9 @@ def test_values_and_gradients_are_those_of_torch(name: str) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["hardsigmoid", "cdist-1", "cdist-3", "pdist"])
+@pytest.mark.parametrize(
+    "name", ["hardsigmoid", "cdist-1", "cdist-3", "pdist", "layer_norm"]
+)
 def test_second_derivatives_are_right(name: str) -> None:
     def sines(h: Tensor) -> Tensor:
         with Substitutes():
