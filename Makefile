@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint unit bench clean
+.PHONY: demo test test-long lint unit bench bench-gpu clean
 
 # One thread: a second gains little at this size and loses much on a busy machine.
 demo: $(VENV)/.ready
@@ -28,6 +28,10 @@ test-long: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/spectrum.py
 	$(BIN)/python benchmarks/monitor.py
+
+# Under 8 minutes; needs a CUDA device.
+bench-gpu: $(VENV)/.ready
+	$(BIN)/python benchmarks/gpu.py
 
 # One environment for both, made again only when the dependencies change.
 $(VENV)/.ready: pyproject.toml

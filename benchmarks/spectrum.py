@@ -11,6 +11,13 @@ with J·v as a finite difference of gradients, as LAVP describes it. Ours: the
 public call ``leakwatch.score(net, x, y, ["lavp_l2_max"], solver=...)``, all that it
 does included, matrix-free (what ``"auto"`` takes for this score alone) and exact.
 
+    python benchmarks/spectrum.py --calls [--repeats 5] [--exact-samples 8]
+
+Another table: the public call on MNIST digits (in ``LEAKWATCH_TEST_DATA``, or loaded
+into ``data``), for 1, 8 and 32 samples: λ_1 against (a) 50 power iterations by double
+backward and (b) ARPACK's ``eigsh`` in the space of parameters, as I²F's code does it,
+its products by double backward as well; and all exact scores against (a). CPU seconds.
+
     python benchmarks/spectrum.py --networks all [--max-memory 6144] [--repeats 1]
 
 Another table: the whole H = JᵀJ of one sample on 3×32×32 inputs, by dense J and its
@@ -28,20 +35,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
+from torchvision.datasets import MNIST
+from torchvision.transforms.functional import to_tensor
 
 from leakwatch import GradientJacobian, score
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.gram import columns_stored, gram
 from leakwatch.models import LeNet, build_model, initialize
+from leakwatch.scores import Score, resolve
 from leakwatch.spectrum import exact, lanczos
 
 POWER_ITERATIONS = 50
@@ -112,6 +126,96 @@ def papers_finite_difference(net: torch.nn.Module, x: Tensor, y: Tensor) -> floa
         hv = torch.autograd.grad(here, leaf, jv, retain_graph=True)[0]
         value, v = (v * hv).sum(), hv
     return float(value)
+
+
+def arpack(net: torch.nn.Module, x: Tensor, y: Tensor) -> float:
+    """λ_1 of one sample by ARPACK on J Jᵀ; products are functions of their own."""
+    weights = list(net.parameters())
+    shapes = [p.shape for p in weights]
+    leaf = x[None].clone().requires_grad_()
+
+    def gradient() -> tuple[Tensor, ...]:
+        loss = torch.nn.functional.cross_entropy(net(leaf), y[None])
+        return torch.autograd.grad(loss, weights, create_graph=True)
+
+    def product(u: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        flat = torch.from_numpy(np.asarray(u, dtype=np.float32).reshape(-1))
+        parts = torch.split(flat, [shape.numel() for shape in shapes])
+        given = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        v = torch.autograd.grad(gradient(), leaf, given)[0]
+        g = gradient()
+        towards = [torch.zeros_like(part, requires_grad=True) for part in g]
+        pulled = torch.autograd.grad(g, leaf, towards, create_graph=True)[0]
+        jv = torch.autograd.grad(pulled, towards, v)
+        return torch.cat([part.reshape(-1) for part in jv]).numpy()
+
+    size = sum(shape.numel() for shape in shapes)
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float32)
+    return float(eigsh(operator, k=1, return_eigenvectors=False)[0])
+
+
+def digits(n: int) -> tuple[Tensor, Tensor]:
+    """The first test digits."""
+    root = os.environ.get("LEAKWATCH_TEST_DATA", "data")
+    data = MNIST(root, train=False, download="LEAKWATCH_TEST_DATA" not in os.environ)
+    x = torch.stack([to_tensor(data[i][0]) for i in range(n)])
+    return x, torch.tensor([data[i][1] for i in range(n)])
+
+
+def calls(repeats: int, exact_samples: int) -> None:
+    """Prints the table of the public call on digits."""
+    x, y = digits(32)
+    every = resolve(["lavp", "i2f", "bayes", "norms", "range"])
+    plain = [s for s in every if "range" not in s.needs]
+    nets: dict[str, torch.nn.Module] = {}
+    for name in ("sigmoid", "relu"):
+        nets[name] = LeNet(activation=name)
+        initialize(nets[name], "uniform", seed=0)
+
+    def exact_scores(name: str, scores: Sequence[Score]) -> Callable[[], object]:
+        few = slice(exact_samples)
+        return lambda: score(nets[name], x[few], y[few], scores, noise_std=1e-2)
+
+    def largest(n: int) -> Callable[[], object]:
+        return lambda: score(nets["sigmoid"], x[:n], y[:n], ["lavp_l2_max"])
+
+    rows: dict[str, tuple[Callable[[], object], int, str]] = {}
+    for name in nets:
+        net = nets[name]
+        rows[f"(a) {name}"] = (
+            lambda net=net: papers_double_backward(net, x[0], y[0]),  # type: ignore[misc]
+            1,
+            name,
+        )
+    rows["(b) sigmoid"] = lambda: arpack(nets["sigmoid"], x[0], y[0]), 1, "sigmoid"
+    for n in (1, 8, 32):
+        rows[f"λ_1 of {n}"] = largest(n), n, "sigmoid"
+    for name in nets:
+        rows[f"exact, {name}"] = exact_scores(name, plain), exact_samples, name
+        wider = exact_scores(name, every)
+        rows[f"exact with range, {name}"] = wider, exact_samples, name
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    for repeat in range(repeats + 1):
+        for name, (run, samples, _) in rows.items():
+            start = time.process_time()
+            run()
+            if repeat:  # the first round warms up, and examines the networks
+                seconds[name].append((time.process_time() - start) / samples)
+    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    print(
+        f"LeNet (I²F) on digits, float32, {torch.get_num_threads()} thread(s), torch "
+        f"{torch.__version__}, CPU s per sample, median of {repeats}"
+    )
+    print(
+        f"{'':28}{'s/sample':>10}{'min–max':>17}{'of (a)':>8}{'(a) ÷':>8}{'(b) ÷':>8}"
+    )
+    for name, found in seconds.items():
+        base = middle[f"(a) {rows[name][2]}"]
+        spread = f"{min(found):.4f}–{max(found):.4f}"
+        print(
+            f"{name:28}{middle[name]:10.4f}{spread:>17}{middle[name] / base:8.3f}"
+            f"{base / middle[name]:8.1f}{middle['(b) sigmoid'] / middle[name]:8.1f}"
+        )
 
 
 # -- networks on 3×32×32 inputs ------------------------------------------------------
@@ -230,11 +334,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--networks", nargs="*", choices=[*NETWORKS, "all"])
     parser.add_argument("--max-memory", type=float, default=6144, help="MiB")
+    parser.add_argument("--calls", action="store_true", help="the call, on digits")
+    parser.add_argument("--exact-samples", type=int, default=8)
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.row:
         print(json.dumps(one_row(*args.row, args.max_memory)))
+        return
+    if args.calls:
+        calls(args.repeats, args.exact_samples)
         return
     if args.networks is not None:
         every = not args.networks or "all" in args.networks
