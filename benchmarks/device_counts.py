@@ -39,7 +39,7 @@ WAITING = {
 VIEWS = {"view", "_unsafe_view", "expand", "detach", "t", "transpose", "slice", "alias"}
 
 
-class Counts(TorchDispatchMode):
+class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what is done on a device while it is entered.
 
     Args:
@@ -52,7 +52,7 @@ class Counts(TorchDispatchMode):
     """
 
     def __init__(self, device: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.operations = self.synchronisations = self.copies = 0
 
