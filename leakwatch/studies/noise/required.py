@@ -83,4 +83,6 @@ def _needed(spectrum: NoiseResponse, target_psnr: float) -> Value:
     )
     # Rounding moves what knowledge of the range asks for by the same factor.
     doubt = max(most / plain, 1.0) if plain > 0 else 1.0
-    return Value(max(most, doubt * value.number), value.status)
+    needed = doubt * value.number
+    # With the statistics of images the channel speaks of the average image alone.
+    return Value(needed if settings.prior else max(most, needed), value.status)
