@@ -136,12 +136,12 @@ def recommend_noise(
     not held, and so does one that looks so much like the prior's mean image that this
     alone is above the target.
 
-    Predictions are right to about a decibel, so they aim one below the target if attacks
-    are to follow. Gauss-Newton then attacks the most demanding probes that are to be
-    held, from near the truth, at the maximum of the posterior with the prediction's own prior,
-    once without and once with knowledge of the pixels' range. Where it comes above the
-    target by more than ``slack``, the target of the prediction is lowered by as much,
-    and the check repeated.
+    Predictions are right to about a decibel, so they aim one below the target if
+    attacks are to follow. Gauss-Newton then attacks the most demanding probes that are
+    to be held, from near the truth, at the maximum of the posterior with the
+    prediction's own prior, once without and once with knowledge of the pixels' range.
+    Where it comes above the target by more than ``slack``, the target of the prediction
+    is lowered by as much, and the check repeated.
 
     Args:
         module: the network; left as it was.

@@ -49,7 +49,8 @@ ASK = """<script>
       plots: document.querySelectorAll(".plot").length,
       drawn: document.querySelectorAll(".plot > .plot-container .main-svg").length,
       traces: Array.prototype.map.call(document.querySelectorAll(".plot"),
-        function (plot) { return plot.querySelectorAll(".trace, .point").length; }),
+        function (plot) {
+          return plot.querySelectorAll(".trace, .point, .hm").length; }),
       plot_widths: Array.prototype.map.call(document.querySelectorAll(".plot"),
         function (plot) {
           return plot.querySelector(".main-svg").getBoundingClientRect().width; }),

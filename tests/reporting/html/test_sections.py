@@ -90,7 +90,7 @@ def test_the_strip_places_samples_between_its_ends() -> None:
     assert strip is not None
     assert strip.range == "5 to 45 dB"
     assert [dot.left for dot in strip.dots] == [0.0, 37.5, 75.0, 90.0]
-    assert [mark.left for mark in strip.marks] == [25.0, 50.0]
+    assert [mark.left for mark in strip.marks] == [17.5, 37.5]
     assert sum(zone.width for zone in strip.zones) == 100.0
     assert strip.dots[0].text == "#0, cat: 5.0 dB"
     assert strip.guess == (37.5, "20.0 dB")
@@ -99,7 +99,7 @@ def test_the_strip_places_samples_between_its_ends() -> None:
 
 def test_a_sample_s_unknown_values_are_badges_and_stay_on_top() -> None:
     run = table(
-        *scored({"i2f_psnr": [30.0, 12.0]}),
+        *scored({"i2f_psnr": [30.0, 11.0]}),
         Row(1, 10, 2, 2, "i2f_psnr", math.nan, "failed: out of memory"),
         Row(1, 10, 0, 0, "i2f", 1.5, "estimated: residual 2e-4"),
     )
@@ -119,7 +119,7 @@ def test_a_sample_s_unknown_values_are_badges_and_stay_on_top() -> None:
     assert fox.trouble == Badge("2 not known", "bad", "1 failed, 1 not computed")
     assert cat.cells[1].text == "≈ 1.50"
     assert [reason.text for reason in cat.reasons] == ["i2f: residual 2e-4"]
-    assert dog.cells[0] == NumberCell("12.0", None, "12.0", "12.0, ok", "low")
+    assert dog.cells[0] == NumberCell("11.0", None, "11.0", "11.0, ok", "low")
 
 
 def test_notices_count_what_is_not_known() -> None:
