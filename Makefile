@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint unit bench bench-gpu clean
+.PHONY: demo test test-long test-oldest lint unit bench bench-gpu clean
 
 # One thread: a second gains little at this size and loses much on a busy machine.
 demo: $(VENV)/.ready
@@ -25,6 +25,16 @@ unit: $(VENV)/.ready
 test-long: $(VENV)/.ready
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -m long -n auto --maxprocesses=4 --dist=worksteal
 
+# The oldest versions that pyproject.toml declares, in an environment of its own.
+OLDEST := torch==2.5.* torchvision==0.20.* lightning==2.4.* torchmetrics==1.4.* \
+	lpips==0.1.4 scipy==1.11.* wandb==0.18.* numpy==1.26.* pillow==10.0.* \
+	jaxtyping==0.2.34 jsonargparse==4.37.* jinja2==3.1.* plotly==5.24.* pandas==2.0.*
+
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(OLDEST)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv-oldest/bin/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
+
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/spectrum.py
 	$(BIN)/python benchmarks/monitor.py
@@ -41,5 +51,5 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs leakwatch-attack \
+	rm -rf $(VENV) .venv-oldest build dist *.egg-info runs leakwatch-attack \
 		leakwatch-audit leakwatch-compare-inits leakwatch-run* leakwatch-trade-off

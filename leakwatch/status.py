@@ -105,6 +105,26 @@ _CONTENT = re.compile(r"(tensor\(|array\(|\[\[|\[\s*-?\d+[.,\s]).*", re.DOTALL)
 _DECIMAL = re.compile(r"(?<![\w.])-?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
+def shortened(text: str, most: int) -> str:
+    """Text on one line, ended after a sentence or at least after a word.
+
+    Args:
+        text: any.
+        most: characters.
+
+    Example:
+        >>> shortened("It failed. For many reasons, of which this is the first.", 30)
+        'It failed.'
+        >>> shortened("A sentence that goes on", 15)
+        'A sentence …'
+    """
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    whole = line[:most].rpartition(". ")[0]
+    return f"{whole}." if whole else f"{line[:most].rpartition(' ')[0]} …".lstrip()
+
+
 def describe_error(error: BaseException) -> str:
     """An exception in one line that quotes no data.
 
@@ -124,7 +144,7 @@ def describe_error(error: BaseException) -> str:
         'ValueError: … reached layer1.0.weight'
     """
     line = " ".join(str(error).split())
-    text = _DECIMAL.sub("…", _CONTENT.sub("…", line))[:160]
+    text = shortened(_DECIMAL.sub("…", _CONTENT.sub("…", line)), 160)
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -249,8 +249,8 @@ def verdict(
         why_not = ""
         if lengths[i] < tiny:
             why_not = (
-                f"the shared gradient is too small for {kind} to hold its digits; use "
-                f"dtype=torch.float64."
+                f"the shared gradient is too small for {kind} to hold its digits"
+                f"{'' if kind == 'float64' else '; use dtype=torch.float64'}."
             )
         elif limit[i] >= most[i] and untouched:
             why_not = (

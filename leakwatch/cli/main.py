@@ -124,6 +124,8 @@ _NOISE: Final = re.compile(
 )
 _KEY: Final = re.compile(r'Parser key "([^"]*)":\s*(.*)')
 _CLASS: Final = re.compile(r"Problem with given class_path '([^']*)':")
+# How jsonargparse prints one value inside of a class.
+_NESTED: Final = re.compile(r"NestedArg\(key='?([\w.]+)'?, val=(.*?)\)")
 _GIVEN: Final = re.compile(r"Given value: (.*)")
 _VAGUE: Final = "Expected a dot import path string"
 
@@ -262,7 +264,7 @@ def shorten(message: str) -> str:
     simple = given and not given.startswith(("NestedArg(", "{", "[", "Namespace("))
     if simple and "Got value" not in reason and not reason.endswith(given):
         parts[-1] += f", got {given}"
-    return ": ".join(part for part in parts if part)
+    return _NESTED.sub(r"\1=\2", ": ".join(part for part in parts if part))
 
 
 def _raised_by_us(error: BaseException) -> bool:

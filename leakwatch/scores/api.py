@@ -216,7 +216,7 @@ class Scoring:
             spectra = torch.stack(
                 [lost if row.eigenvalues is None else row.eigenvalues for row in rows]
             )
-        numbers, status = columns([row.values for row in rows])
+        numbers, status = columns([row.values for row in rows], self.dtype)
         return ScoreResult(
             numbers=numbers,
             status=status,

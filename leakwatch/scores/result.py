@@ -39,15 +39,41 @@ class Value(NamedTuple):
         return Value(self.number * factor, self.status)
 
 
+# What statuses advise, and what is left to say in float64.
+_IN_DOUBLE = {
+    "compute with dtype=torch.float64, and if that says the same, the gradient does "
+    "not show": "it is float64 already: the gradient does not show",
+    "compute with dtype=torch.float64": "it is float64 already",
+    "; use float64 if it matters": "",
+    " or use float64": "",
+}
+
+
 def columns(
-    rows: Sequence[Mapping[str, Value]],
+    rows: Sequence[Mapping[str, Value]], dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, Float[Tensor, " rows"]], dict[str, tuple[Status, ...]]]:
-    """Numbers, float64, and statuses by name, from one value per name in each row."""
+    """Numbers, float64, and statuses by name, from one value per name in each row.
+
+    Args:
+        rows: of each sample.
+        dtype: in which they were computed.
+    """
     numbers = {
         name: torch.tensor([row[name].number for row in rows], dtype=torch.float64)
         for name in rows[0]
     }
-    return numbers, {name: tuple(row[name].status for row in rows) for name in rows[0]}
+    return numbers, {
+        name: tuple(_advice(row[name].status, dtype) for row in rows)
+        for name in rows[0]
+    }
+
+
+def _advice(status: Status, dtype: torch.dtype) -> Status:
+    """The status, without the advice to compute as it was computed."""
+    reason = status.reason
+    for advice, double in _IN_DOUBLE.items() if dtype == torch.float64 else ():
+        reason = reason.replace(advice, double)
+    return status if reason == status.reason else status._replace(reason=reason)
 
 
 def judged(number: float, low: float, high: float, what: str) -> Value:

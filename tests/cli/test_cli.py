@@ -970,3 +970,8 @@ def test_runs_without_a_predicted_psnr(tmp_path: Path) -> None:
 def test_a_run_without_values(tmp_path: Path) -> None:
     RiskLedger(tmp_path).write_metadata({})
     assert run_table(tmp_path) == "Nothing has been recorded."
+
+
+def test_shorten_shows_no_class_of_jsonargparse() -> None:
+    text = "Key \"lr\" is no number, got NestedArg(key='lr', val='abc')"
+    assert shorten(text) == "Key \"lr\" is no number, got lr='abc'"

@@ -9,6 +9,7 @@ import torch
 from score_problems import CASES, lenet
 from torch import Tensor, nn
 
+import leakwatch
 from leakwatch.derivatives import GradientMap
 from leakwatch.scores import (
     ScoreInputs,
@@ -417,3 +418,23 @@ def test_a_confident_sample_in_float32() -> None:
     torch.testing.assert_close(
         products["jacobian_norm"], fine["jacobian_norm"], rtol=0.3, atol=0
     )
+
+
+def test_float64_is_not_advised_in_float64() -> None:
+    torch.manual_seed(0)
+    # Two of four inputs change nothing, so that λ_min is zero to rounding.
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 2)
+    )
+    with torch.no_grad():
+        net[0].weight[:, 2:] = net[0].weight[:, :2]  # type: ignore[index]
+    x, y = torch.rand(1, 4), torch.tensor([0])
+    reasons = {}
+    for dtype in (torch.float32, torch.float64):
+        found = leakwatch.score(
+            net, x, y, ["lavp", "i2f"], noise_std=1e-3, dtype=dtype, parameters="2.*"
+        )
+        reasons[dtype] = " ".join(s[0].reason for s in found.status.values())
+    assert "compute with dtype=torch.float64" in reasons[torch.float32]
+    assert "compute with" not in reasons[torch.float64]
+    assert "it is float64 already" in reasons[torch.float64]

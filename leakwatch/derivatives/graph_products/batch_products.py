@@ -34,6 +34,7 @@ from leakwatch.derivatives.layers.layout import Opening, opening
 from leakwatch.derivatives.runtime.chunking import out_of_memory, release
 from leakwatch.derivatives.runtime.rng_and_precision import plain_arithmetic
 from leakwatch.derivatives.verification.agreement import agreement
+from leakwatch.status import shortened
 
 __all__ = ["BatchProducts", "Way"]
 
@@ -218,7 +219,8 @@ class BatchProducts:
                 return self._by_groups(product, v, chosen)
         except Exception as error:
             text = str(error).strip() or type(error).__name__
-            why, memory = text.splitlines()[0][:200], out_of_memory(error)
+            why = shortened(text.splitlines()[0], 200).rstrip(".")
+            memory = out_of_memory(error)
         # Out of the handler, where the traceback no longer holds what filled memory.
         self._groups.clear()
         release()

@@ -30,6 +30,8 @@ class Substitutes(TorchFunctionMode):
     ``hardsigmoid``, ``cdist``, ``pdist``, ``layer_norm`` and inference's
     ``batch_norm``.
 
+    The gradient of an ``embedding`` is dense inside.
+
     Other modes that look at a network's calls belong inside of this one, so that they
     see what the network called.
 
@@ -169,6 +171,23 @@ def _layer_norm(
     return out if bias is None else out + bias
 
 
+def _dense(function: Any, place: int) -> Callable[..., Tensor]:
+    """The function without its argument ``sparse``, which stands at that place.
+
+    The gradient is the same, and a sparse one has no derivative.
+    """
+
+    def dense(*args: Any, **kwargs: Any) -> Tensor:
+        if len(args) > place:
+            args = (*args[:place], False, *args[place + 1 :])
+        else:
+            kwargs["sparse"] = False
+        out: Tensor = function(*args, **kwargs)
+        return out
+
+    return dense
+
+
 _SUBSTITUTES: dict[Any, Callable[..., Tensor]] = {
     F.hardsigmoid: _hardsigmoid,
     torch._C._nn.hardsigmoid: _hardsigmoid,
@@ -180,4 +199,6 @@ _SUBSTITUTES: dict[Any, Callable[..., Tensor]] = {
     F.pdist: _pdist,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
+    F.embedding: _dense(F.embedding, 6),
+    torch.embedding: _dense(torch.embedding, 4),
 }

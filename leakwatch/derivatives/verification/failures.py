@@ -14,6 +14,7 @@ from leakwatch.derivatives.verification.forward_watch import (
     ForwardWatch,
     RunningModules,
 )
+from leakwatch.status import shortened
 
 __all__ = ["Failure", "attempt", "culprit_of", "first_line", "remedy"]
 
@@ -71,4 +72,4 @@ def remedy(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The start of an error's text, or its type if it has none."""
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+    return shortened(text.splitlines()[0], 200).rstrip(".")

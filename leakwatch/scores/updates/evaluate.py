@@ -83,7 +83,9 @@ def evaluate_update(
             clients.append(_Client(nothing))
     if len(errors) == update.clients:
         raise errors[0]
-    return _gathered(clients, gradients.notes, time.perf_counter() - started)
+    return _gathered(
+        clients, gradients.notes, time.perf_counter() - started, gradients.dtype
+    )
 
 
 def check_clients(
@@ -167,13 +169,16 @@ def _client(
 
 
 def _gathered(
-    clients: Sequence[_Client], notes: tuple[str, ...], seconds: float
+    clients: Sequence[_Client],
+    notes: tuple[str, ...],
+    seconds: float,
+    dtype: torch.dtype,
 ) -> UpdateScores:
     def column(numbers: list[float]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float64)
 
-    tables = [columns(c.scores.samples) for c in clients]
-    client_numbers, client_status = columns([c.scores.client for c in clients])
+    tables = [columns(c.scores.samples, dtype) for c in clients]
+    client_numbers, client_status = columns([c.scores.client for c in clients], dtype)
     return UpdateScores(
         numbers={
             name: torch.stack([numbers[name] for numbers, _ in tables])

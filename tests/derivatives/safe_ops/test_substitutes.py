@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import leakwatch
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.safe_ops.substitutes import Substitutes
 
@@ -173,3 +174,33 @@ def test_what_is_computed_again_has_the_substitutes_too(norm: bool, check: str) 
         ours, right = (one.dense(x[i].double(), y[i], torch.eye(9)) for one in at)
         torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-14)
     assert [one.doubt.word for one in at] == ["ok", "ok"]
+
+
+class Embedded(nn.Module):
+    """Adds what it looks up, in both ways, to the pixels."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sparse = sparse
+        self.one = nn.Embedding(3, 6, sparse=sparse)
+        self.raw = nn.Parameter(torch.rand(3, 6))
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(2).repeat(len(x), 1)
+        looked = self.one(at[:, 0]) + torch.embedding(
+            self.raw, at[:, 1], -1, False, self.sparse
+        )
+        out: Tensor = self.fc((x * looked).sigmoid())
+        return out
+
+
+def test_a_sparse_embedding_counts_as_a_dense_one() -> None:
+    x, y = torch.rand(2, 6), torch.tensor([0, 1])
+    sparse, dense = (
+        leakwatch.score(Embedded(s), x, y, ["lavp", "grad_norm"]) for s in (True, False)
+    )
+    assert {s.word for found in sparse.status.values() for s in found} <= {"ok"}
+    for name in dense:
+        torch.testing.assert_close(sparse[name], dense[name], rtol=0, atol=0)
