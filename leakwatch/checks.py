@@ -6,6 +6,7 @@ its own package, with these.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
@@ -28,6 +29,7 @@ __all__ = [
     "check_samples",
     "check_scores",
     "check_shape",
+    "check_tensor",
     "first_not_finite",
 ]
 
@@ -91,7 +93,10 @@ def check_number(
             f"{name} must be a number in {interval}, got {value!r} "
             f"({type(value).__name__}); for instance {name}={example}."
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf if value > 0 else -math.inf
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = low < number or (interval[0] == "[" and number == low)
     below = number < high or (interval[-1] == "]" and number == high)
@@ -243,6 +248,12 @@ def check_classes(y: Tensor, who: str) -> None:
             f"{tuple(y.shape)} and {y.dtype}; leakwatch.score, leakwatch.attack, "
             f"LeakageMonitor and InversionAudit take others, with a criterion."
         )
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise TypeError for anything but a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}.")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -63,12 +63,14 @@ def read_checkpoint(file: Path, *, trust: bool = False) -> Checkpoint:
             f"{file} has no weights: expected a Lightning checkpoint with "
             f"'state_dict', or a plain state_dict of tensors."
         )
+    about = content if "state_dict" in content else {}
+    step, callbacks = about.get("global_step", 0), about.get("callbacks", {})
     return Checkpoint(
         path=file,
         weights=weights,
         epoch=_completed_epochs(content),
-        step=int(content.get("global_step", 0)) if "state_dict" in content else 0,
-        callbacks=content.get("callbacks", {}) if "state_dict" in content else {},
+        step=step if isinstance(step, int) else 0,
+        callbacks=callbacks if isinstance(callbacks, Mapping) else {},
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )
 
@@ -160,7 +162,7 @@ def _completed_epochs(content: Mapping[str, Any]) -> int:
         progress = loop["epoch_progress"]["current"]
         done, begun = int(progress["processed"]), int(progress["ready"])
         last = loop["epoch_loop.batch_progress"]["is_last_batch"]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         epoch = content.get("epoch", 0)
         return epoch if isinstance(epoch, int) else 0
     return done + 1 if done < begun and last else done

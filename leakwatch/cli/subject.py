@@ -194,9 +194,10 @@ def draw(
     saved = {} if checkpoint is None else checkpoint.callbacks
     # An attack may ask about a run that was watched, but never attacked.
     state = recorded or saved.get(monitor.saved_as) or _of_a_monitor(saved)
+    state = state if isinstance(state, Mapping) else {}
     wanted = monitor.given if count is None else count
     watched = state.get("indices") if training or recorded else None
-    again = watched is not None and len(watched) == wanted
+    again = isinstance(watched, list | tuple) and len(watched) == wanted
     probes = monitor.draw(source, watched if again else None, n=wanted)
     prepare, why = monitor.preparation(source, probes)
     notes = [f"Samples don't go through all that training does: {why}."] if why else []

@@ -105,13 +105,20 @@ def check_metrics(names: Iterable[str]) -> tuple[str, ...]:
     """The names as a tuple, each once, in order.
 
     Raises:
+        TypeError: for anything but names.
         ValueError: for an unknown name or none at all; lists what there is.
 
     Example:
         >>> check_metrics(["psnr", "ssim", "psnr"])
         ('psnr', 'ssim')
     """
-    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    if isinstance(names, str):
+        names = (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+        raise TypeError(
+            f"metrics must be names such as ['mse', 'psnr'], got {names!r}."
+        )
+    chosen = tuple(dict.fromkeys(names))
     unknown = [name for name in chosen if name not in METRICS]
     if unknown or not chosen:
         what = f"unknown metric {unknown[0]!r}" if unknown else "no metric asked for"

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.checks import check_number
+from leakwatch.checks import check_number, check_samples, check_tensor
 from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import (
@@ -329,6 +329,10 @@ def score(
         (torch.Size([2]), 'ok')
     """
     started = time.perf_counter()
+    check_samples(x, y)
+    for name, tensor in (("delta", delta), ("prior_mean", prior_mean)):
+        if tensor is not None:
+            check_tensor(name, tensor)
     scoring = Scoring(
         resolve(scores),
         noise_std=noise_std,

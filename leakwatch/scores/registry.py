@@ -158,6 +158,8 @@ def resolve(names: str | Score | Iterable[str | Score]) -> tuple[Score, ...]:
         >>> [s.name for s in resolve(["grad_norm", "norms"])]
         ['grad_norm', 'jacobian_norm', 'loss']
     """
+    if not isinstance(names, str | Iterable | Score):
+        _refuse(names)
     wanted = [names] if isinstance(names, str | Score) else list(names)
     if not wanted:
         raise ValueError(f"no score asked for; choose from {_choices()}")

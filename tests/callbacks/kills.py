@@ -173,24 +173,33 @@ def outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-def faults(folder: Path, expected: dict[str, Any]) -> list[str]:
-    """What is not as in an uninterrupted training."""
+def faults(folder: Path, expected: dict[str, Any], fresh: int = 1) -> list[str]:
+    """What is not as in an uninterrupted training.
+
+    Args:
+        folder: of the training.
+        expected: outcome of the uninterrupted one.
+        fresh: how often it began without a checkpoint: each is a run of its own, and
+            leaves the folder of the one before alone.
+    """
     found, wrong = outcome(folder), []
     if found["weights"] != expected["weights"]:
         wrong.append("weights")
     if found["records"] != expected["records"]:
         wrong.append("records")
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir())
-    if names != ["audit", "leakwatch", "saved"]:
-        wrong.append(f"folders {names}")
-    for name in ("leakwatch", "audit"):
+    for name, directory in zip(
+        ("leakwatch", "audit"), found["directories"], strict=True
+    ):
+        folders = list(folder.glob(f"{name}*"))
+        if len(folders) > fresh or (fresh == 1 and Path(directory).name != name):
+            wrong.append(f"{fresh} starts, folders {folders}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ledger = RiskLedger.open(folder / name)
+            ledger = RiskLedger.open(directory)
             arrays = [*ledger.rows(), *ledger.spectra(), *ledger.attacks()]
         if ledger.problems or not arrays:
             wrong.append(f"{name}: {ledger.problems}")
-    if not (folder / "leakwatch" / "report.html").is_file():
+    if not (Path(found["directories"][0]) / "report.html").is_file():
         wrong.append("no report")
     return wrong
 
@@ -206,14 +215,21 @@ def main(root: Path, kills: int, seed: int) -> dict[str, Any]:
         folder = root / str(number)
         folder.mkdir()
         killed: list[str] = []
+        fresh = 0
         # Up to three kills of one training: a resumed one is killed as well.
         for _ in range(draw.choice((1, 1, 2, 3))):
+            fresh += newest(folder) is None
             at = 1 + draw.randrange(len(expected["events"]))
             if end(start(folder, at)) == 0:
                 break
             killed.append(expected["events"][at - 1])
-        ended = 0 if list(folder.glob("outcome-*")) else end(start(folder))
-        wrong = faults(folder, expected) if ended == 0 else [f"exit status {ended}"]
+        ended = 0
+        if not list(folder.glob("outcome-*")):
+            fresh += newest(folder) is None
+            ended = end(start(folder))
+        wrong = (
+            faults(folder, expected, fresh) if ended == 0 else [f"exit status {ended}"]
+        )
         done.append({"killed": killed, "wrong": wrong})
     return {"events": expected["events"], "kills": done}
 

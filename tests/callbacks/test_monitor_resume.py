@@ -174,6 +174,17 @@ def test_a_run_that_another_process_goes_on_with_is_left_to_it(
     assert after == before | {directory / ".lock": b""}
 
 
+def test_a_checkpoint_that_is_older_than_the_first_part(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"directory": str(tmp_path / "record"), "at_start": False}
+    whole = monitor(**changes)
+    go(tmp_path, whole, by_step(tmp_path / "saved", 1), max_epochs=2)
+    expected = record_of(whole)
+    watched = monitor(**changes)
+    go(tmp_path, watched, ckpt_path=tmp_path / "saved/step=2.ckpt", max_epochs=2)
+    assert watched.run_directory == whole.run_directory
+    assert record_of(watched) == expected
+
+
 def moved(checkpoint: Path, tmp_path: Path, directory: Path) -> Path:
     """The checkpoint as if its run had been recorded elsewhere."""
     state = torch.load(checkpoint, weights_only=True)

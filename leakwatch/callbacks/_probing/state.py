@@ -10,6 +10,8 @@ from leakwatch.callbacks._recording.run_metadata import PastRecord
 
 __all__ = ["Progress"]
 
+_DAMAGED = "the checkpoint's state of a callback can't be used"
+
 
 @final
 @dataclass
@@ -70,6 +72,20 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`state`; unknown entries are left out."""
-        names = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in state.items() if key in names})
+        """The inverse of :meth:`state`; unknown entries are left out.
+
+        Raises:
+            ValueError: for entries of another type.
+        """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"{_DAMAGED}: it is {state!r}, expected a mapping.")
+        known = {f.name: getattr(cls(), f.name) for f in fields(cls)}
+        entries = {key: value for key, value in state.items() if key in known}
+        for name, value in entries.items():
+            kind = type(known[name])
+            number = kind is float and type(value) is int
+            if type(value) is not kind and not number:
+                raise ValueError(
+                    f"{_DAMAGED}: {name} is {value!r}, expected {kind.__name__}."
+                )
+        return cls(**entries)

@@ -130,7 +130,10 @@ def open_ledger(directory: Path, run: str, past: PastRecord | None) -> RiskLedge
         OSError: if the disk refuses.
     """
     ledger = RiskLedger(directory, run=run)
-    if past is None or not past.position:
+    if past is None:
+        return ledger
+    if not past.position:
+        ledger.truncate(0)  # what a killed process recorded after the checkpoint
         return ledger
     if not past.directory or _run_in(Path(past.directory)) != past.run:
         raise FileNotFoundError(
