@@ -96,7 +96,7 @@ def check_number(
     try:
         number = float(value)
     except OverflowError:  # an integer of hundreds of digits
-        number = math.inf if value > 0 else -math.inf
+        number = math.inf
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = low < number or (interval[0] == "[" and number == low)
     below = number < high or (interval[-1] == "]" and number == high)

@@ -101,7 +101,7 @@ METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _ALL}
 DEFAULT_METRICS: Final = ("mse", "rmse", "psnr", "ssim")
 
 
-def check_metrics(names: Iterable[str]) -> tuple[str, ...]:
+def check_metrics(names: object) -> tuple[str, ...]:
     """The names as a tuple, each once, in order.
 
     Raises:
@@ -118,7 +118,7 @@ def check_metrics(names: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(
             f"metrics must be names such as ['mse', 'psnr'], got {names!r}."
         )
-    chosen = tuple(dict.fromkeys(names))
+    chosen: tuple[str, ...] = tuple(dict.fromkeys(names))
     unknown = [name for name in chosen if name not in METRICS]
     if unknown or not chosen:
         what = f"unknown metric {unknown[0]!r}" if unknown else "no metric asked for"
