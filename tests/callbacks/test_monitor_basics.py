@@ -129,8 +129,7 @@ def test_values_are_those_of_the_score_function(tmp_path: Path) -> None:
         probes.y,
         ["lavp", "i2f", "grad_norm", "loss"],
         noise_std=1e-3,
-        prior_std=probes.prior_std,
-        prior_mean=probes.prior_mean,
+        prior=probes.prior,
         dtype=torch.float64,
     )
     rows = [r for r in rows_of(watched) if r.epoch == 1 and r.sample is not None]
