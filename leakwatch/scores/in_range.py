@@ -186,7 +186,20 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         gain += change / 2
         if not abs(change) > _SAME_DB:
             break
-    return value
+    return _held(averaged, settings, value)
+
+
+def _held(spectrum: SampleSpectrum, settings: Settings, value: Value) -> Value:
+    """A little more noise, where the prediction is a little above the target."""
+    number = value.number
+    for _ in range(_ROUNDS):
+        at = replace(settings, noise_std=number)
+        over = i2f_range_psnr(spectrum, at).number - settings.target_psnr
+        if not over > 0:
+            break
+        # Noise of ten times the size costs 10 dB or more of most predictions.
+        number *= 10 ** ((over + _SAME_DB / 10) / 10)
+    return Value(number, value.status)
 
 
 def _straight_noise(

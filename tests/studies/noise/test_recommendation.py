@@ -30,10 +30,11 @@ def test_the_smallest_noise_that_holds_the_worst() -> None:
     x, y = samples()
     found = leakwatch.recommend_noise(network(), x, y, target_psnr=TARGET, check=0)
     assert found.status == Status("estimated", "predicted, not checked by an attack")
-    # Rounding in float64 is allowed for, upwards, and the root is found to 1e-4.
-    assert predicted(found.noise_std)[0] == pytest.approx(TARGET, abs=5e-3)
+    # Rounding in float64 is allowed for, upwards. Where the network bends, the search
+    # ends when the prediction is at most 0.2 dB below the target.
+    assert predicted(found.noise_std)[0] == pytest.approx(TARGET, abs=0.2)
     assert predicted(found.noise_std)[0] <= TARGET + 1e-9
-    assert predicted(0.999 * found.noise_std)[0] > TARGET
+    assert predicted(0.95 * found.noise_std)[0] > TARGET
     assert found.probes[0].needed.number == found.noise_std
     assert found.predicted == found.noise_std
     norms = leakwatch.score(network(), x, y, "grad_norm", dtype=torch.float64)
@@ -52,7 +53,7 @@ def test_a_share_of_the_probes(share: float, held: int) -> None:
     )
     psnr = predicted(found.noise_std)
     assert sum(v <= TARGET + 1e-9 for v in psnr) == held
-    assert sum(v <= TARGET for v in predicted(0.999 * found.noise_std)) == held - 1
+    assert sum(v <= TARGET for v in predicted(0.95 * found.noise_std)) == held - 1
 
 
 def test_a_target_below_the_mean_image_cannot_be_reached() -> None:
@@ -161,7 +162,8 @@ def test_more_noise_where_the_attack_comes_above(
     assert found.status.word == "estimated"
     assert "times what was predicted" in found.status.reason
     assert asked == [found.predicted, found.noise_std]
-    assert predicted(found.noise_std)[0] == pytest.approx(TARGET - 2, abs=1e-3)
+    # A decibel below the target at first, and then by as much as the attack was above.
+    assert predicted(found.noise_std)[0] == pytest.approx(TARGET - 3, abs=0.2)
 
 
 def test_an_attack_that_is_never_held_is_a_failure(

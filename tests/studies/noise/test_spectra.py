@@ -27,9 +27,12 @@ def test_predictions_at_any_noise_from_one_jacobian(
     found = leakwatch.score(net, x, y, ["lavp", keeper.score], dtype=torch.float64)
     spectra = keeper.of(found)
     assert len(spectra) == len(x)
-    kept = {s: [p.psnr(s).number for p in spectra] for s in (1e-3, 0.1, 3.0)}
-    needed = [p.noise_for(15.0).number for p in spectra]
+    # Above 25 dB the network counts as linear; below, the way is looked at too.
+    kept = {s: [p.psnr(s).number for p in spectra] for s in (1e-3,)}
+    assert min(kept[1e-3]) > 25
     assert len(made) == 1
+    kept |= {s: [p.psnr(s).number for p in spectra] for s in (0.1, 3.0)}
+    needed = [p.noise_for(15.0).number for p in spectra]
     for noise, predicted in kept.items():
         asked = leakwatch.score(
             net, x, y, "i2f_range_psnr", noise_std=noise, dtype=torch.float64
