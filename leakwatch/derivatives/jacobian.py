@@ -300,13 +300,15 @@ class GradientJacobian:
         x, y, weight = self.x, self.y, self._weight
         if rows is not None:
             x, y, weight = (t[list(rows)] for t in (x, y, weight))
+        squared = self.scale.new_zeros(len(x))
+        if not len(x):
+            return squared
         n = self.input_scale.numel()
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(directions, n, generator=generator, dtype=torch.float64)
         drawn = drawn / drawn.norm(dim=1, keepdim=True)
         # Rounded samples and directions for both, or their rounding would count.
         x, scale = x.float(), self.input_scale.float()
-        squared = self.scale.new_zeros(len(x))
         for v in drawn.float().to(self.device):
             columns = [
                 self.gradients.in_dtype(kind).jvp(

@@ -299,11 +299,12 @@ def test_what_cannot_be_right_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_sharded_and_unknown_strategies_are_refused() -> None:
     module = Tiny()
-    sharded = type("FSDPStrategy", (), {})()
+    device = {"root_device": torch.device("cpu")}
+    sharded = type("FSDPStrategy", (), device)()
     trainer: Any = SimpleNamespace(strategy=sharded, world_size=2)
     with pytest.raises(RuntimeError, match="each process holds a part"):
         refuse_run(trainer, module, NOISE)
-    trainer.strategy = object()
+    trainer.strategy = SimpleNamespace(**device)
     with pytest.raises(RuntimeError, match="train with strategy='ddp'"):
         refuse_run(trainer, module, NOISE)
 

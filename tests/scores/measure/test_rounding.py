@@ -138,6 +138,7 @@ def test_samples_together_and_alone_have_the_same_rounding() -> None:
     j = GradientJacobian(GradientMap(net), x, labels)
     together = j.roundings()
     assert together.shape == (3,)
+    assert j.roundings([]).shape == (0,)
     for i in range(3):
         # Rounding itself depends on how a batch is computed, by little.
         assert j.rounding(i) == pytest.approx(float(together[i]), rel=0.5)
