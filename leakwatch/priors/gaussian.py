@@ -83,6 +83,11 @@ class GaussianPrior(ABC):
         whole: Tensor = factor
         return whole
 
+    @cached_property
+    def largest(self) -> float:
+        """Largest eigenvalue of C, pixel units squared."""
+        return float(torch.linalg.eigvalsh(self.covariance)[-1])
+
     def leading(self, count: int) -> Float[Tensor, "count d_x"]:
         """Components of largest variance, as rows: L_kᵀ with L Lᵀ = C.
 

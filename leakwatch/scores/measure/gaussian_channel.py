@@ -114,7 +114,7 @@ def _correlated(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
     gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
     gain[spectrum.rank :] = 0.0
     basis = root @ columns
-    precision = spectrum.precision.scaled(float(torch.linalg.matrix_norm(root, 2)) ** 2)
+    precision = spectrum.precision.scaled(settings.prior.largest)
     low, high = precision.bounds(gain, spectrum.rank)
     rounding = len(gain) * _EPS64 * float(gain[0])
     return Channel(
