@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
     ArgsType,
@@ -84,6 +85,11 @@ class ConfiguredCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse without Lightning's warning that arguments were passed by a program."""
         self.config = parser.parse_args(args)  # type: ignore[arg-type]
+        if not isinstance(self.config.get("trainer"), Namespace):
+            raise ValueError(
+                f"trainer must hold arguments of the Trainer, such as max_epochs: 5, "
+                f"got {self.config.get('trainer')!r}."
+            )
         self.told = json.loads(parser.dump(self.config, format="json", skip_none=False))
 
     def described(self, command: str, **also: Any) -> dict[str, Any]:

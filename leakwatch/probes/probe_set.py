@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from leakwatch.checks import check_integer
+from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng, seed_streams
 from leakwatch.normalization import Channels, check_channels, to_pixels
 from leakwatch.priors import GaussianPrior
@@ -28,7 +28,6 @@ from leakwatch.probes.checks import (
 )
 from leakwatch.probes.dataset_state import DatasetState
 from leakwatch.probes.items import (
-    as_input,
     dataset_of,
     dataset_size,
     is_class,
@@ -293,7 +292,10 @@ class ProbeSet:
         The prior comes from the probes when there are 16 or more, else it is that of
         uniform pixels.
         """
-        x = as_input(x, "x")
+        x = check_inputs(x)
+        for name, items in (("index", index), ("class_names", class_names)):
+            if not isinstance(items, Iterable | type(None)):
+                raise TypeError(f"{name} must be one item for each, got {items!r}.")
         names = list(range(len(x))) if index is None else list(index)
         return cls(**_fields(x, y, names, mean, std, class_names, data_range, []))
 
@@ -401,6 +403,8 @@ def _fields(
     check_index(tuple(index), len(x))
     check_finite(x, tuple(index))
     means, stds = check_channels(mean, std, x.shape)
+    if data_range is not None:
+        data_range = check_number("data_range", data_range, "(-inf, inf)", example=1.0)
     peak, units = resolve_range(x, means, stds, data_range)
     prior = measure_prior(others, x.shape[1:], means, stds)
     prior = prior or measure_prior(x, x.shape[1:], means, stds)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.checks import check_number, check_samples, check_tensor
+from leakwatch.checks import check_function, check_number, check_samples, check_tensor
 from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import (
@@ -330,6 +330,9 @@ def score(
     """
     started = time.perf_counter()
     check_samples(x, y)
+    check_number("data_range", data_range, example=1.0)
+    check_function("criterion", criterion, "criterion(module, x, y) → (batch,)")
+    check_function("prepare", prepare, "prepare(module, x) → network inputs")
     for name, tensor in (("delta", delta), ("prior_mean", prior_mean)):
         if tensor is not None:
             check_tensor(name, tensor)
