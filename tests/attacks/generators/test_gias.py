@@ -97,7 +97,7 @@ def attack(**options: object) -> GIASAttack:
 
 def test_latents_recover_what_the_generator_can_make() -> None:
     x = inside(3)
-    found, _ = run(attack(latent_steps=120), x)
+    found, _ = run(attack(latent_steps=240), x)
     assert found.images.shape == (3, 1, 4, 4)
     assert [s.word for s in found.status] == ["ok"] * 3
     torch.testing.assert_close(found.images, x.double(), rtol=0, atol=0.1)
