@@ -116,6 +116,7 @@ def lanczos(
             active[i] = not samples[i].done
             if step < limit and not samples[i].done:
                 lane[i] = samples[i].next_lane()
+                look = step + 1 if samples[i].checks else look
         if not bool(active.any()):
             break
     return _close(basis, samples, k, both, eigenvectors)
@@ -260,6 +261,10 @@ class _RitzValues:
         self._newest, self._began = 0, 0
         # The first chain has nothing to say about what it misses.
         self._told, self._missing = True, math.inf
+        # Lanes that waited when the newest chain began, which is orthogonal to them:
+        # rounding makes a missing copy grow there, where no chain would find it.
+        self._unheard: list[int] = []
+        self.checks = False
         self._wanted: Tensor = torch.zeros(0, 0)
         self._incomplete = self.done = False
         missing = torch.full((k,), math.nan, dtype=torch.float64)
@@ -295,6 +300,10 @@ class _RitzValues:
         self.coordinates = vectors[:, :k]
         self.floor = float(precision_floor(values.abs().amax(), n, self._eps))
         finished = settled and bool(placed.all()) and m >= self._k
+        still = self._basis.open[self._place].tolist()
+        self._unheard = [lane for lane in self._unheard if still[lane]]
+        self.checks = finished and bool(self._unheard)
+        finished &= not self._unheard
         self._incomplete = settled and not bool(placed.all()) and m >= self._k
         self._wanted = vectors[:, :k]
         if self._both:
@@ -342,7 +351,10 @@ class _RitzValues:
         room = m + waiting < self._basis.operator.size
         if waiting == 0 or (self._incomplete and self._told and room):
             self._newest, self._told, self._began = self._newest + 1, False, m
+            self._unheard = ready.nonzero().flatten().tolist()
             self._basis.start(self._place, self._newest)
+        elif self.checks:
+            return self._unheard.pop()
         elif self._told:
             reach = self._basis.coupling[self._place].cpu() @ self._wanted
             return int(norm(reach).masked_fill(~ready.cpu(), -1.0).argmax())
