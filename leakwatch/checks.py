@@ -111,7 +111,8 @@ def check_number(
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError unless ``value`` is one of ``choices``."""
     choices = tuple(choices)
-    if value not in choices:
+    # Of an array "in" has no answer.
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}."
         )

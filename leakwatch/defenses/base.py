@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from leakwatch.checks import first_not_finite
+from leakwatch.checks import check_choice, first_not_finite
 from leakwatch.defenses.budget import Budget
 from leakwatch.defenses.covariance import Covariance
 from leakwatch.defenses.mixing import Mixing
@@ -271,10 +271,7 @@ def averaging(n: int, reduction: Reduction) -> float:
     Raises:
         ValueError: for an unknown reduction.
     """
-    if reduction not in get_args(Reduction):
-        raise ValueError(
-            f"reduction must be 'mean' or 'sum', as in the loss, got {reduction!r}."
-        )
+    check_choice("reduction", reduction, get_args(Reduction))
     return 1 / n if reduction == "mean" else 1.0
 
 

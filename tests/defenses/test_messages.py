@@ -251,7 +251,7 @@ def test_a_batch_is_combined_as_the_loss_combines_it(
 
 def test_an_unknown_reduction(samples: Samples) -> None:
     for defense in (GaussianNoise(Budget(0.1)), DPSGD(1.0, 1.0)):
-        with pytest.raises(ValueError, match="'mean' or 'sum', as in the loss"):
+        with pytest.raises(ValueError, match="must be one of 'mean', 'sum'"):
             defense.protect_batch(
                 G,
                 generator=torch.Generator(),

@@ -62,14 +62,14 @@ class Plan:
     max_memory: float | None = None
 
 
-def check_solver(solver: str) -> Solver:
+def check_solver(solver: object) -> Solver:
     """The solver's name.
 
     Raises:
         ValueError: for another name; lists those there are.
     """
     for name in get_args(Solver):
-        if solver == name:
+        if isinstance(solver, str) and solver == name:
             valid: Solver = name
             return valid
     raise ValueError(f"solver must be one of {get_args(Solver)}, got {solver!r}.")
