@@ -87,9 +87,11 @@ def sentence(
         summary = summarize(latest[1], quantities[name].sign)
         if summary.used:
             noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
+            bounds = any(r.quantity == name and "at least" in r.status for r in rows)
+            least = "at least " if bounds else ""
             return (
                 f"{start} predicted PSNR of an attacker who {knows(name, prior)}"
-                f"{noise}: "
+                f"{noise}: {least}"
                 f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
                 f"sample ({summary.worst_sample}); {seconds:.1f} s"
             )

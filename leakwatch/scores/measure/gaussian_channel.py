@@ -160,14 +160,25 @@ def mean_error(spectrum: SampleSpectrum, settings: Settings, noise_std: float) -
         noise_std: s.
     """
     whole = channel(spectrum, settings)
+    spread = settings.prior_std
     if whole is not None:
-        return whole.judged(
+        value = whole.judged(
             lambda gain: math.sqrt(whole.squared_error(gain, noise_std))
         )
-    shift = (noise_std / settings.prior_std) ** 2
-    return spectrum.of_sums(
+        if not whole.left_out or settings.prior is None:
+            return value
+        spread = settings.prior.std
+    shift = (noise_std / spread) ** 2
+    independent = spectrum.of_sums(
         lambda lam: noise_std**2 / (lam + shift), "i2f_bayes", transform=math.sqrt
     )
+    if whole is None:
+        return independent
+    # Who knows how pixels hang together can also ignore it, and see every direction.
+    if independent.status.usable and not independent.number >= value.number:
+        reason = f"exposure is at least that of independent pixels; {REMEDY}"
+        return Value(independent.number, Status("estimated", reason))
+    return value
 
 
 def information(
