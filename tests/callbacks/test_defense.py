@@ -358,7 +358,7 @@ def test_clipping_by_norm_is_a_factor() -> None:
     [
         ({"defense": GaussianNoise}, TypeError, "for instance GaussianNoise"),
         ({"defense": 0.1}, TypeError, "got 0.1"),
-        ({"reduction": "max"}, ValueError, "'mean' or 'sum'"),
+        ({"reduction": "max"}, ValueError, "'mean', 'sum'"),
         ({"dtype": "float16"}, ValueError, "got 'float16'"),
         ({"criterion": 3}, TypeError, "one loss per sample"),
         ({"seed": -1}, ValueError, "seed must be at least 0"),
