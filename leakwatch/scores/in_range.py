@@ -159,10 +159,11 @@ def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
     "predicted PSNR, also against attackers who know the range of pixels.",
 )
 def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
-    """The s at which i2f_range_psnr is ``target_psnr``; at least noise_std_for_psnr.
+    """The s at which i2f_range_psnr is ``target_psnr``, or at most 0.2 dB below it.
 
     A root in log s (Brent 1973): with the same draws at every s, the prediction falls
-    with the noise. The mean over the noise counts, also when a δ is given.
+    with the noise. With a prior of independent pixels it is at least
+    noise_std_for_psnr. The mean over the noise counts, also when a δ is given.
     """
     inside, least = _inside(spectrum, settings), noise_std_for_psnr(spectrum, settings)
     if isinstance(inside, Status):
@@ -194,8 +195,11 @@ def _held(spectrum: SampleSpectrum, settings: Settings, value: Value) -> Value:
     number = value.number
     for _ in range(_ROUNDS):
         at = replace(settings, noise_std=number)
-        over = i2f_range_psnr(spectrum, at).number - settings.target_psnr
-        if not over > 0:
+        reached = i2f_range_psnr(spectrum, at)
+        if not reached.status.usable:
+            return Value(math.nan, reached.status)
+        over = reached.number - settings.target_psnr
+        if over <= 0:
             break
         # Noise of ten times the size costs 10 dB or more of most predictions.
         number *= 10 ** ((over + _SAME_DB / 10) / 10)
