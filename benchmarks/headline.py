@@ -8,7 +8,7 @@ For each network, each noise level and each of the test images from ``--first`` 
 Gaussian δ is added to the gradient. ``i2f_range_psnr`` predicts the quality averaged
 over the noise: it doesn't know δ. Gauss–Newton at the maximum of the posterior, with
 the same prior and in the range of pixels, achieves one for δ: from near starts for all
-images (the worst case: beside the image, ``--radius`` times the median predicted error
+images (the worst case: beside the image, ``--radius`` times its predicted error
 away), and by ``combined`` from random starts for the first ``--random`` ones.
 
 Priors, for scores and attackers alike: ``white`` knows the mean training image and the
@@ -17,7 +17,8 @@ mean pixel variance; ``data`` mean and covariance of the first 2,048 training im
 
 Matched: the gradient is met as well as the noise allows; others show nothing. Of the
 matched, off: median of |predicted − achieved|; above: share of those more than 2 dB
-above the prediction. Predicted and achieved: medians of all.
+above the prediction. Predicted and achieved: medians of all. Given: off and above of
+the prediction for the very δ of the attack: what is left is the model's, not luck's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import argparse
 import csv
 import math
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from networks import NAMES, RECIPES, load, network, pixels
@@ -37,7 +40,8 @@ from leakwatch.attacks import GaussNewton
 from leakwatch.attacks.combined import Combined
 from leakwatch.derivatives import GradientMap
 from leakwatch.priors import DensePrior, GaussianPrior, measured_prior, natural_prior
-from leakwatch.studies.noise.spectra import SpectrumKeeper
+from leakwatch.scores.measure.pixel_range import PixelRange
+from leakwatch.studies.noise.spectra import NoiseResponse, SpectrumKeeper
 
 _PRIOR_SAMPLES = 2048
 
@@ -65,7 +69,7 @@ def main() -> None:
     print(f"{args.data}, test images {args.first} to {last}, torch {torch.__version__}")
     print(
         f"{'network':16}{'prior':>8}{'noise':>8} {'start':>7}{'matched':>9}"
-        f"{'predicted':>10}{'achieved':>9}{'off':>6}{'above':>7}{'s/image':>9}"
+        f"{'predicted':>10}{'achieved':>9}{'off':>6}{'above':>7}{'given':>13}{'s/image':>9}"
     )
     rows: list[dict[str, Any]] = []
     for name in args.networks:
@@ -105,16 +109,17 @@ def _compare(name: str, kind: str, args: argparse.Namespace) -> list[dict[str, A
     rows: list[dict[str, Any]] = []
     for s in args.noise:
         predicted = torch.tensor([one.psnr(s).number for one in spectra])
+        given = _given(spectra, gradients, x, y, s, known.std)
         # Further from the truth than the prediction, so as not to beat it for nothing.
-        far = args.radius * 10 ** (-float(predicted.nanmedian()) / 20)
+        far = args.radius * 10 ** (-predicted.nan_to_num(20.0) / 20)
         noise = s * math.sqrt(gradients.size)
         allowed = 1.02 * noise / lengths.hypot(torch.tensor(noise)) + 1e-4
         near = GaussNewton(steps=args.steps, logits=False, prior=prior)
         random = Combined(second=GaussNewton(prior=prior))
         limit = {"time_limit": args.seconds}
-        jobs: list[tuple[str, GaussNewton | Combined, int, dict[str, float]]] = [
-            ("near", near, len(x), {"radius": far / known.std}),
-            ("random", random, args.random, limit),
+        jobs: list[tuple[str, GaussNewton | Combined, int, list[dict[str, float]]]] = [
+            ("near", near, len(x), [{"radius": r / known.std} for r in far.tolist()]),
+            ("random", random, args.random, [limit] * args.random),
         ]
         for start, engine, count, more in jobs:
             if count == 0:
@@ -125,15 +130,43 @@ def _compare(name: str, kind: str, args: argparse.Namespace) -> list[dict[str, A
             squared = ((found[0] - x[:count]) * known.std).flatten(1).square().mean(1)
             achieved = -10 * squared.log10()
             matched = found[1] <= allowed[:count]
-            _print(name, kind, s, start, predicted[:count], achieved, matched, took)
+            _print(name, kind, s, start, predicted[:count], given[:count], achieved,
+                   matched, took)  # fmt: skip
             rows += [
                 {"data": args.data, "network": name, "prior": kind, "noise": s,
                  "start": start, "image": args.first + i, "label": int(y[i]),
-                 "predicted": float(predicted[i]), "achieved": float(achieved[i]),
+                 "predicted": float(predicted[i]), "given": float(given[i]),
+                 "achieved": float(achieved[i]),
                  "matched": bool(matched[i])}
                 for i in range(count)
             ]  # fmt: skip
     return rows
+
+
+def _given(
+    spectra: Sequence[NoiseResponse],
+    gradients: GradientMap,
+    x: Tensor,
+    y: Tensor,
+    noise_std: float,
+    std: float,
+) -> Tensor:
+    """Predictions for the noise that attacks get; of a linear network."""
+    rows = []
+    for i in range(len(x)):
+        generator = torch.Generator().manual_seed(i)
+        rows.append(
+            torch.randn(gradients.size, dtype=torch.float64, generator=generator)
+        )
+    pulled = gradients.vjp(x, y, noise_std * torch.stack(rows)).flatten(1) / std
+    decibels = [math.nan] * len(x)
+    for i, one in enumerate(spectra):
+        if one.spectrum is None or not isinstance(one.spectrum.pixel_range, PixelRange):
+            continue
+        settings = replace(one.settings, noise_std=noise_std)
+        found = one.spectrum.pixel_range.errors(settings, noise_std, pulled[i])
+        decibels[i] = -10 * math.log10(float(found.squared.mean()) / x[i].numel())
+    return torch.tensor(decibels)
 
 
 def _attack(
@@ -144,17 +177,15 @@ def _attack(
     noise_std: float,
     start: str,
     scale: dict[str, Any],
-    more: dict[str, Any],
+    more: Sequence[dict[str, Any]],
 ) -> tuple[Tensor, Tensor]:
-    """Images and the relative rest of the gradient; random starts one by one."""
-    kind = {"near": "near", "random": "normal"}[start]
-    parts = [x] if start == "near" else list(x.split(1))
-    labels = [y] if start == "near" else list(y.split(1))
+    """Images and the relative rest of the gradient; one by one."""
+    kind: Literal["near", "normal"] = "near" if start == "near" else "normal"
     results = [
-        attack(net, a, b, engine, start=kind, noise_std=noise_std, data_range=1.0,
-               restarts=1 if start == "near" else 4, seed=i, dtype=torch.float64,
-               **scale, **more)
-        for i, (a, b) in enumerate(zip(parts, labels, strict=True))
+        attack(net, x[i : i + 1], y[i : i + 1], engine, start=kind, noise_std=noise_std,
+               data_range=1.0, restarts=1 if start == "near" else 4, seed=i,
+               dtype=torch.float64, **scale, **more[i])
+        for i in range(len(x))
     ]  # fmt: skip
     images = torch.cat([r.images for r in results]).double()
     return images, torch.cat([r.relative for r in results]).double()
@@ -166,19 +197,26 @@ def _print(
     noise: float,
     start: str,
     predicted: Tensor,
+    given: Tensor,
     achieved: Tensor,
     matched: Tensor,
     seconds: float,
 ) -> None:
-    gap = achieved - predicted
-    off, above = "–", "–"
-    if matched.any():
-        off = f"{float(gap[matched].abs().median()):.2f}"
-        above = f"{100 * float((gap[matched] > 2).double().mean()):.0f} %"
+
+    def off_and_above(foreseen: Tensor) -> tuple[str, str]:
+        gap = (achieved - foreseen)[matched]
+        if len(gap) == 0 or bool(gap.isnan().any()):
+            return "–", "–"
+        above = 100 * float((gap > 2).double().mean())
+        return f"{float(gap.abs().median()):.2f}", f"{above:.0f} %"
+
+    off, above = off_and_above(predicted)
+    told = " ".join(off_and_above(given))
+    met = f"{int(matched.sum())}/{len(matched)}"
     print(
-        f"{name:16}{prior:>8}{noise:8.0e} {start:>7}{int(matched.sum()):6d}/{len(gap)}"
+        f"{name:16}{prior:>8}{noise:8.0e} {start:>7}{met:>9}"
         f"{float(predicted.nanmedian()):10.1f}{float(achieved.median()):9.1f}"
-        f"{off:>6}{above:>7}{seconds:9.1f}",
+        f"{off:>6}{above:>7}{told:>13}{seconds:9.1f}",
         flush=True,
     )
 
