@@ -50,7 +50,9 @@ class Combined(GradientAttack):
 
     Restarts take turns between attacks and problems: three of four descend on pixels,
     which is better for drawings, one from coarse to fine, which is better for
-    photographs, and of which one is enough. Where the shared
+    photographs, and of which one is enough. No one weight of the total variation fits
+    digits and photographs, so that those on pixels have different ones. Where the
+    shared
     gradient states the slopes of the logits, one problem is the gradient of a loss that
     is linear in them, as Gauss–Newton has it at first (see ``fixed_logit_gradient`` in
     `leakwatch.attacks.gauss_newton`), and the other that of the loss itself: on trained
@@ -66,6 +68,9 @@ class Combined(GradientAttack):
         name: recorded in results.
         first: comes near, in float32; under a time limit with as many steps as fit its
             share, so that its step size still falls to the end.
+        weights: of total variation, for samples that are images: the second restart of
+            ``first`` has the first of them, the third the last; empty: all have that
+            of ``first``.
         coarse: the same, for samples that are images; ``None`` for ``first`` alone.
         second: arrives.
         share: part of the time limit that the first attacks may use, in (0, 1).
@@ -77,9 +82,10 @@ class Combined(GradientAttack):
     name: str = "combined"
     first: FirstOrder = field(
         default_factory=lambda: FirstOrder(
-            name="cosine", steps=1500, lr=0.1, priors=Priors(tv=1e-4)
+            name="cosine", steps=1500, lr=0.1, priors=Priors(tv=1e-2)
         )
     )
+    weights: tuple[float, ...] = (1e-4, 0.2)
     coarse: CoarseToFine | None = field(default_factory=CoarseToFine)
     second: GaussNewton = field(default_factory=GaussNewton)
     share: float = 0.5
@@ -97,6 +103,8 @@ class Combined(GradientAttack):
                 "needs them; use labels='inferred'."
             )
         check_number("share", self.share, "(0, 1)", example=0.5)
+        for weight in self.weights:
+            check_number("weights", weight, "[0, inf)", example=1e-2)
 
     def search(self, task: GradientTask) -> SearchResult:
         """Comes near by the first attacks, and goes on by the second."""
@@ -149,16 +157,18 @@ class Combined(GradientAttack):
     def _ways(self, task: GradientTask) -> list[tuple[_Problem, _First]]:
         """Problems and attacks on them, in the order in which restarts take them."""
         problems = self.first_problems(task.gradients, task.shared)
+        easier, own = problems[0], problems[-1]
         shape = tuple(task.shared.sample_shape)
         coarse = self.coarse
         if coarse is None or not coarse.fits(shape):
             return [(problem, self.first) for problem in problems]
-        easier, own = problems[0], problems[-1]
+        others = [self.first.changed(tv=weight) for weight in self.weights]
+        second, third = (others or [self.first])[0], (others or [self.first])[-1]
         return [
             (easier, self.first),
             (own, coarse),
-            (easier, self.first),
-            (own, self.first),
+            (easier, second),
+            (own, third),
         ]
 
     def first_problems(
@@ -229,7 +239,7 @@ class Combined(GradientAttack):
         Args:
             settings: of this class; others go to ``first`` and ``second`` as far as
                 these have them. ``steps`` is a limit for all, that of ``second`` stays
-                if it is lower.
+                if it is lower; with ``tv`` all restarts have that weight.
 
         Raises:
             ValueError: for a setting that neither has.
@@ -250,11 +260,14 @@ class Combined(GradientAttack):
             coarse = coarse.changed(steps=both["steps"])
         refuse_unknown(self.name, both, {*own, *firsts, *seconds})
         first = first.changed(**{k: both[k] for k in both.keys() & firsts})
+        weights = () if "tv" in both else changed.weights
         steps = both.get("steps")
         if isinstance(steps, int) and steps >= second.steps:
             seconds.remove("steps")
         second = second.changed(**{k: both[k] for k in both.keys() & seconds})
-        return replace(changed, first=first, coarse=coarse, second=second)
+        return replace(
+            changed, first=first, weights=weights, coarse=coarse, second=second
+        )
 
 
 def _approach(

@@ -33,10 +33,12 @@ class Known:
     Attributes:
         error: sample → what is added to every pixel.
         status: of every result.
+        other: error of a second try, which matched less.
     """
 
     error: Callable[[int], float]
     status: Status = OK
+    other: float | None = None
     name: str = "known"
     seen: list[dict[str, Any]] = field(default_factory=list)
 
@@ -63,6 +65,7 @@ class Known:
         n = len(index)
         labels = shared.labels
         assert labels is not None
+        tries = [images] if self.other is None else [images, x + self.other]
         return Reconstruction(
             images=images,
             labels=labels[:, 0],
@@ -70,8 +73,8 @@ class Known:
             relative=torch.full((n,), 0.25, dtype=torch.float64),
             status=(self.status,) * n,
             iterations=torch.ones(n, dtype=torch.int64),
-            restart_images=images[None, :, None],
-            restart_loss=torch.zeros(1, n, dtype=torch.float64),
+            restart_images=torch.stack(tries)[:, :, None],
+            restart_loss=torch.arange(len(tries)).double()[:, None].expand(-1, n),
             seconds=0.0,
             attack=self.name,
             start=start.name,
@@ -134,6 +137,38 @@ def test_quality_verdicts_and_correlations_are_recorded(tmp_path: Path) -> None:
     )
     key = "leakwatch-audit-detail/audit/spearman/lavp_l2_max/near/psnr"
     assert metrics[key] == pytest.approx(rho, abs=1e-6)
+
+
+def test_the_nearest_try_is_told_apart_from_the_one_that_matches_best(
+    tmp_path: Path,
+) -> None:
+    watched = audit(attack=Known(lambda i: 0.03, other=0.01), worst_case=None)
+    fit(tmp_path, watched)
+    rows = rows_of(watched)
+    for name, error in (("psnr", 0.03), ("best_psnr", 0.01)):
+        for i, row in find(rows, f"audit/random/{name}").items():
+            x = probes().x[i]
+            apart = ((x + error).clamp(0, 1) - x).double()
+            expected = -10 * math.log10(float(apart.square().mean()))
+            assert row.value == pytest.approx(expected, rel=1e-5)
+            assert row.status == "ok"
+    line = watched.sentence(rows)
+    assert line is not None
+    assert "40.0 dB for the nearest of all tries" in line
+
+
+def test_one_try_has_no_nearest(tmp_path: Path) -> None:
+    watched = audit()
+    fit(tmp_path, watched)
+    assert not find(rows_of(watched), "audit/near/best_psnr")
+
+
+def test_a_failed_try_takes_no_number_from_the_nearest(tmp_path: Path) -> None:
+    lost = Status("not converged", "the gradient was not matched")
+    watched = audit(attack=Known(lambda i: 0.4, lost, other=math.nan), worst_case=None)
+    fit(tmp_path, watched)
+    for row in find(rows_of(watched), "audit/random/best_psnr").values():
+        assert row.status == str(lost)
 
 
 def test_baselines_are_closed_forms(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Reconstruction, Start
@@ -145,7 +146,29 @@ class Judge:
             ],
         )
         columns["verdict"] = ([v for v, _ in verdicts], [s for _, s in verdicts])
+        if len(result.restart_images) > 1:
+            columns["best_psnr"] = self._best_try(result, x, verdicts)
         return columns
+
+    def _best_try(
+        self,
+        result: Reconstruction,
+        x: Tensor,
+        verdicts: Sequence[tuple[float, Status]],
+    ) -> tuple[list[float], list[Status]]:
+        """PSNR of each sample's nearest try, which takes the truth to be found."""
+        tries = result.restart_images.to("cpu", x.dtype).reshape(-1, *x.shape)
+        every = torch.stack([self._quality(images, x)["psnr"] for images in tries])
+        best = every.nan_to_num(-math.inf).amax(0)
+        shown = self._quality(best_constant(x), x)["psnr"] + _BEYOND_CONSTANT
+        statuses = [
+            OK if clear and math.isfinite(value) else status
+            for value, clear, (_, status) in zip(
+                best.tolist(), (best > shown).tolist(), verdicts, strict=True
+            )
+        ]
+        values = [v if math.isfinite(v) else math.nan for v in best.tolist()]
+        return values, statuses
 
     def pictures(self, images: Tensor) -> npt.NDArray[Any] | None:
         """Network inputs as uint8 pictures; ``None`` for data that are none.

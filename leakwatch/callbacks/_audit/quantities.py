@@ -68,6 +68,14 @@ def describe_attacks(
                 )
             )
         quantities += [
+            Quantity(
+                f"audit/{kind}/best_psnr",
+                "dB",
+                HIGHER_MORE,
+                "PSNR of the try that is nearest to the sample: the worst case over "
+                f"tries. Only who knows the sample finds it; psnr is that of the try "
+                f"which matches best, as an attacker would choose ({where})",
+            ),
             Quantity(f"audit/{kind}/match", meaning=f"{match} ({where})"),
             Quantity(
                 f"audit/{kind}/verdict",

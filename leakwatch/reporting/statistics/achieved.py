@@ -47,6 +47,8 @@ class Achieved:
         partly: of the conclusive ones.
         median: PSNR over the conclusive ones, dB; NaN if there are none or PSNR was
             not measured.
+        best: the same of each sample's nearest try, which only an auditor can choose;
+            NaN where there was one try.
     """
 
     attacked: int
@@ -54,6 +56,7 @@ class Achieved:
     recovered: int
     partly: int
     median: float
+    best: float = math.nan
 
     @property
     def inconclusive(self) -> int:
@@ -68,13 +71,17 @@ class Achieved:
             no attack on 6 samples was conclusive, which shows no safety
             >>> print(Achieved(6, 5, 1, 3, 24.2))
             24.2 dB median PSNR, 1 of 5 recovered, 3 partly, 1 more inconclusive
+            >>> print(Achieved(4, 4, 1, 3, 24.2, best=25.6))  # doctest: +ELLIPSIS
+            24.2 dB median PSNR (25.6 dB for the nearest of all tries), 1 of ...
         """
         if not self.conclusive:
             samples = count(self.attacked, "sample")
             return f"no attack on {samples} was conclusive, which shows no safety"
         parts = [f"{self.recovered} of {self.conclusive} recovered"]
         if not math.isnan(self.median):
-            parts.insert(0, f"{decibels(self.median)} median PSNR")
+            nearest = f"{decibels(self.best)} for the nearest of all tries"
+            beside = "" if math.isnan(self.best) else f" ({nearest})"
+            parts.insert(0, f"{decibels(self.median)} median PSNR{beside}")
         if self.partly:
             parts.append(f"{self.partly} partly")
         if self.inconclusive:
@@ -97,9 +104,12 @@ class Achieved:
         whose = f"of {count(self.conclusive, 'sample')}"
         if self.inconclusive:
             whose += f", {self.inconclusive} more inconclusive"
-        return (
+        text = (
             f"{whose}: {self.recovered} recovered, {self.partly} partly, {missed} not"
         )
+        if not math.isnan(self.best):
+            text += f"; {decibels(self.best)} for the nearest of all tries"
+        return text
 
 
 def audits(ledger: LedgerTable) -> tuple[Moment, ...]:
@@ -129,15 +139,20 @@ def achieved(ledger: LedgerTable, moment: Moment, kind: str) -> Achieved | None:
     if verdict is None:
         return None
     verdicts = verdict.usable_values
-    psnr = conclusive_values(ledger, moment, kind, "psnr")
-    reached = np.empty(0) if psnr is None else psnr.usable_values
-    reached = reached[~np.isnan(reached)]
+
+    def median(metric: str) -> float:
+        column = conclusive_values(ledger, moment, kind, metric)
+        reached = np.empty(0) if column is None else column.usable_values
+        reached = reached[~np.isnan(reached)]
+        return quantile(reached, 0.5) if reached.size else math.nan
+
     return Achieved(
         attacked=len(verdicts),
         conclusive=int((~np.isnan(verdicts)).sum()),
         recovered=int((verdicts >= 1.0).sum()),
         partly=int((verdicts == 0.5).sum()),
-        median=quantile(reached, 0.5) if reached.size else math.nan,
+        median=median("psnr"),
+        best=median("best_psnr"),
     )
 
 

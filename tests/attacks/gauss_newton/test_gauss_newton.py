@@ -242,16 +242,25 @@ def test_combined_descends_in_two_ways_on_two_problems() -> None:
         start=Start.uniform(), seed=0, restarts=4,
     )  # fmt: skip
     slopes, loss = both.first_problems(gradients, shared)
-    turns = [
-        (torch.equal(message.gradient, slopes[1].gradient), engine.name)
-        for (_, message), engine in both._ways(task)
+
+    def turns(attack: Combined) -> list[tuple[bool, str, float]]:
+        return [
+            (
+                torch.equal(message.gradient, slopes[1].gradient),
+                engine.name,
+                engine.priors.tv if isinstance(engine, FirstOrder) else 0.0,
+            )
+            for (_, message), engine in attack._ways(task)
+        ]
+
+    assert turns(both) == [
+        (True, "cosine", 1e-2),
+        (False, "coarse-to-fine", 0.0),
+        (True, "cosine", 1e-4),
+        (False, "cosine", 0.2),
     ]
-    assert turns == [
-        (True, "cosine"),
-        (False, "coarse-to-fine"),
-        (True, "cosine"),
-        (False, "cosine"),
-    ]
+    one = [weight for _, _, weight in turns(both.changed(tv=0.05))]
+    assert one == [0.05, 0.0, 0.05, 0.05]
     assert not torch.equal(slopes[1].gradient, loss[1].gradient)
 
 
