@@ -228,9 +228,15 @@ def _straight_noise(
         # It may take less than for the average image of the prior.
         while low > 2 * floor > 0 and predicted(low) <= settings.target_psnr:
             low /= 2
-    if low == 0 or predicted(low) <= settings.target_psnr:
+    if low == 0:
         return least
     high = 2 * low
+    if predicted(low) <= settings.target_psnr:
+        # Then it is less than what rounding may hide, or what they need who don't know
+        # the range.
+        low, high = least.number, low
+        if not 0 < low < high or predicted(low) <= settings.target_psnr:
+            return least
     for _ in range(_DOUBLINGS):
         if predicted(high) <= settings.target_psnr:
             break
@@ -268,10 +274,11 @@ def _errors(
         return _NO_NOISE
     if not without.status.usable:
         return without
-    if s < inside.least_noise(settings):
-        return Value(without.number, _AT_LEAST)
     key = f"range at {s!r}"
     if key not in spectrum.memo:
+        if s < inside.least_noise(settings) and not inside.steady(settings, s):
+            spectrum.memo[key] = Value(without.number, _AT_LEAST)
+            return spectrum.memo[key]
         found = inside.errors(settings, s, spectrum.pulled)
         peak = spectrum.d_x * settings.data_range**2
         if spectrum.pulled is None and float(found.squared.mean()) > peak * 10 ** (
@@ -279,7 +286,7 @@ def _errors(
         ):
             found = found.bent(inside.bend(settings, s))
         spectrum.memo[key] = found
-    errors: InRange = spectrum.memo[key]
+    errors: InRange | Value = spectrum.memo[key]
     return errors
 
 

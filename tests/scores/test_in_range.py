@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import lsq_linear
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
@@ -266,3 +267,53 @@ def test_half_way_stands_for_a_network_that_bends() -> None:
     linear = -sum(20 * math.log10(abs(step)) for step in straight) / len(straight)
     # The looks end when one changes less than 0.3 dB.
     assert float(found["i2f_range_psnr"]) == pytest.approx(linear + gain, abs=0.3)
+
+
+def of_singular_values(sigma: Tensor, seed: int) -> Tensor:
+    """A J with these singular values and random vectors, ``(120, n)``."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(sigma)
+    left, right = (
+        torch.linalg.qr(torch.randn(m, n, generator=generator).double())[0]
+        for m in (120, n)
+    )
+    return (left * sigma) @ right.T
+
+
+def in_box_by_least_squares(j: Tensor, x: Tensor, xi: Tensor, s: float) -> float:
+    """‖z − x‖² from J itself, whose condition is the root of that of H."""
+    n = len(x)
+    rows = torch.cat([j / s, torch.eye(n).double() / R])
+    right = torch.cat([xi, (0.5 - x) / R])
+    bounds = (-x.numpy() - 1e-15, 1 - x.numpy() + 1e-15)
+    found = lsq_linear(rows.numpy(), right.numpy(), bounds, "bvls", tol=1e-14)
+    return float((found.x**2).sum())
+
+
+def test_little_noise_counts_where_rounding_of_h_can_not_matter() -> None:
+    n, below = 40, 0
+    x = digit_like(n)
+    for seed, least in enumerate((-4.0, -5.0, -6.0, -6.5)):
+        j = of_singular_values(torch.logspace(0, least, n).double(), seed)
+        xi = torch.randn(4, 120, generator=torch.Generator().manual_seed(9)).double()
+        inside = PixelRange(j.T @ j, x, x - 0.5, xi @ j)
+        settings = Settings(prior_std=R)
+        for s in (1e-8, 1e-9, 1e-10):
+            if s >= inside.least_noise(settings) or not inside.steady(settings, s):
+                continue
+            below += 1
+            found = inside.errors(settings, s).squared.sqrt().mean()
+            known = [in_box_by_least_squares(j, x, row, s) ** 0.5 for row in xi]
+            apart = 20 * math.log10(float(found) / (sum(known) / len(known)))
+            assert abs(apart) < 0.1, (least, s)
+    assert below >= 6
+
+
+def test_rounding_that_decides_is_seen() -> None:
+    n = 40
+    j = of_singular_values(torch.logspace(0, -3, n).double(), 1)
+    x = torch.full((n,), 0.5).double()
+    j = j @ (torch.eye(n) - torch.ones(n, n) / n).double()
+    inside = PixelRange(j.T @ j, x, x - 0.3, draws(120) @ j)
+    assert not inside.steady(Settings(prior_std=R), 1e-12)
+    assert inside.steady(Settings(prior_std=R), 1e-5)

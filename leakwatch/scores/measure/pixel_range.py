@@ -46,6 +46,9 @@ _GUESSES: Final = 60
 # Looks half way, and decibels by which the last one may still change a prediction.
 _LOOKS: Final = 4
 _SETTLED_DB: Final = 0.3
+# Draws with which rounding is tried, and units in the last place that it is taken for.
+_TRIED: Final = 2
+_ROUNDED: Final = 4.0
 # Of the range: what normalising an image and taking it back may do to it.
 _SLACK: Final = 1e-5
 
@@ -105,11 +108,12 @@ class PixelRange:
         return (self.image <= slack) | (self.image >= high - slack)
 
     def least_noise(self, settings: Settings) -> float:
-        """The noise below which rounding hides what the prior says.
+        """The noise below which rounding may hide what the prior says.
 
-        s²/R² has to stand out from the rounding of H, √n ε λ_1 where that of its
-        entries adds up as at random, with λ_1 ≤ tr H. With a full covariance R is that
-        of an average pixel: what the gradient hardly shows varies little in images too.
+        s²/R² then does not stand out from the rounding of H, √n ε λ_1 where that of its
+        entries adds up as at random, with λ_1 ≤ tr H. Whether it matters depends on the
+        image: see :meth:`steady`. With a full covariance R is that of an average pixel:
+        what the gradient hardly shows varies little in images too.
 
         Args:
             settings: the prior.
@@ -117,6 +121,29 @@ class PixelRange:
         n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
         spread = settings.prior_std if settings.prior is None else settings.prior.std
         return spread * math.sqrt(n**0.5 * eps * float(self.h.diagonal().sum()))
+
+    def steady(self, settings: Settings, noise_std: float) -> bool:
+        """Whether the prediction stays where rounding of H would have been another.
+
+        Pixels that are pressed to an end of the range take with them what the gradient
+        hardly shows: little noise may be enough. So it is tried, for the first draws,
+        with entries that are off by as much as rounding can make them.
+
+        Args:
+            settings: the prior.
+            noise_std: s.
+        """
+        drawn = noise_std * self.noise[:_TRIED]
+        n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
+        generator = torch.Generator("cpu").manual_seed(0)
+        off = torch.randn(n, n, generator=generator, dtype=torch.float64).to(self.h)
+        size = self.h.diagonal().clamp_min(0).sqrt()
+        other = self.h + _ROUNDED * eps * size[:, None] * (off + off.T) * size
+        found = [self._minima(h, drawn, settings, noise_std) for h in (self.h, other)]
+        if not all(one.exact for minima in found for one in minima):
+            return False
+        a, b = (torch.stack([m.delta for m in minima]).norm() for minima in found)
+        return bool(20 * (a / b).log10().abs() < _SETTLED_DB)
 
     def errors(
         self, settings: Settings, noise_std: float, pulled: Tensor | None = None
