@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
@@ -13,6 +13,7 @@ from leakwatch.callbacks._audit.conclusions import conclusions, sentence
 from leakwatch.callbacks._audit.plan import (
     METRICS,
     Federated,
+    Kind,
     UpdatePlan,
     chosen_attack,
 )
@@ -66,7 +67,8 @@ class UpdateAudit(RecordingCallback):
 
     Args:
         clients: numbers of the clients to watch, or how many to draw before training.
-        attack: a preset such as ``"sme"`` or ``"ig-update"``, or an attack object.
+        attack: a preset such as ``"sme"`` or ``"ig-update"``, or an attack object;
+            ``None`` for scores alone.
         steps: of the attack; default: the preset's.
         restarts: of the attack; default: the preset's.
         labels: whether the server knows how many samples of each class a client has.
@@ -117,7 +119,7 @@ class UpdateAudit(RecordingCallback):
     def __init__(
         self,
         clients: Sequence[int] | int = 2,
-        attack: str | UpdateAttack | Any = "sme",
+        attack: str | UpdateAttack | Any | None = "sme",
         *,
         steps: int | None = None,
         restarts: int | None = None,
@@ -137,7 +139,11 @@ class UpdateAudit(RecordingCallback):
             scores, noise_std=noise_std, products=products, name=name, **options
         )
         self.clients = check_clients(clients)
-        preset = chosen_attack("attack", attack, steps, presets.get, example="sme")
+        chosen = None
+        if attack is not None:
+            chosen = chosen_attack(
+                "attack", attack, steps, presets.get, example="sme", optional=True
+            )
         effort = Effort(
             check_flag("blocks", blocks),
             check_flag("joint", joint),
@@ -154,9 +160,9 @@ class UpdateAudit(RecordingCallback):
         if time_limit is not None:
             time_limit = check_number("time_limit", time_limit, example=60.0)
         self.plan = UpdatePlan(
-            attack=preset.attack,
-            start=preset.start,
-            restarts=restarts or preset.restarts,
+            attack=None if chosen is None else chosen.attack,
+            start="normal" if chosen is None else chosen.start,
+            restarts=restarts or (1 if chosen is None else chosen.restarts),
             labels=check_flag("labels", labels),
             training=check_flag("training", training),
             scores=tuple(self.scores),
@@ -214,6 +220,15 @@ class UpdateAudit(RecordingCallback):
         check_classes(probes.y, caller)
         return probes
 
+    def watch(self, members: Mapping[int, Sequence[int]]) -> None:
+        """Says whom to watch where no Trainer draws them.
+
+        Args:
+            members: client → indices of its samples, in the order in which it holds
+                them.
+        """
+        self._members = {client: list(part) for client, part in members.items()}
+
     @property
     def watched(self) -> tuple[int, ...]:
         """Numbers of the clients watched; empty before training."""
@@ -229,13 +244,13 @@ class UpdateAudit(RecordingCallback):
         """Shares of recovered samples, and correlations with the scores."""
         predictors = [*self.plan.score_names, "image_std", "image_tv"]
         return conclusions(
-            rows, predictors, ["random"], self.plan.metrics, epoch=epoch, step=step
+            rows, predictors, self._kinds, self.plan.metrics, epoch=epoch, step=step
         )
 
     def describe(self) -> dict[str, Quantity]:
         """Unit, direction, meaning and source of each quantity."""
         attacked = describe_attacks(
-            {"random": self.plan.attack.name},
+            self._attacks,
             self.plan.metrics,
             "1 − cos between the client's update and what the reconstruction explains",
             self.message,
@@ -248,7 +263,7 @@ class UpdateAudit(RecordingCallback):
 
     def sentence(self, rows: Sequence[Row]) -> str | None:
         """What the attacks achieved, in one line."""
-        return sentence(rows, ["random"])
+        return sentence(rows, self._kinds) if self._kinds else None
 
     def arguments(self) -> dict[str, Any]:
         """All that changes what is measured."""
@@ -259,9 +274,18 @@ class UpdateAudit(RecordingCallback):
         plan = self.plan
         return super().settled() | {
             "clients": list(self._members),
-            "attacks": {"random": plan.attack.name},
+            "attacks": self._attacks,
             "metrics": list(plan.metrics),
             "restarts": plan.restarts,
             "labels_known": plan.labels,
             "training_known": plan.training,
         }
+
+    @property
+    def _attacks(self) -> dict[Kind, str]:
+        """Kind of start → name of the attack."""
+        return {} if self.plan.attack is None else {"random": self.plan.attack.name}
+
+    @property
+    def _kinds(self) -> list[Kind]:
+        return list(self._attacks)

@@ -87,6 +87,25 @@ def add_places(parser: argparse.ArgumentParser, holds: str, where: str) -> None:
     )
 
 
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how the cells of a study are computed and kept.
+
+    Args:
+        parser: Gets ``--jobs`` and ``--cells``.
+    """
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        help="processes that compute cells side by side, each with as many threads as "
+        "OMP_NUM_THREADS says (default: 1)",
+    )
+    parser.add_argument(
+        "--cells",
+        help="folder in which finished cells are kept: the same command with the same "
+        "folder goes on where it was killed",
+    )
+
+
 def _run(
     parser: argparse.ArgumentParser,
     argv: list[str],

@@ -14,7 +14,7 @@ from torch import nn
 
 from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_dtype
-from leakwatch.cli.audit import add_places
+from leakwatch.cli.audit import add_cells, add_places
 from leakwatch.cli.checkpoint import free_directory
 from leakwatch.cli.subject import Subject, SubjectCLI, draw_unprepared
 from leakwatch.cli.tables import say_where
@@ -122,20 +122,21 @@ def compare_inits(argv: list[str]) -> None:
         exit_on_error=False,
     )
     add_places(parser, "tables and report", "leakwatch-compare-inits here")
+    add_cells(parser)
     options, rest = parser.parse_known_args(argv)
     with quiet():
         cli = CompareCLI.read("compare-inits", rest)
-        comparison = _measure(cli, cli.subject(), options.device)
+        comparison = _measure(cli, cli.subject(), options)
     print(f"\n{_summary(comparison)}\n")
     say_where(comparison.save(free_directory(options.output, None, "compare-inits")))
 
 
 def _measure(
-    cli: CompareCLI, subject: Subject, device: str | None
+    cli: CompareCLI, subject: Subject, options: argparse.Namespace
 ) -> InitializationComparison:
     asked = cli.compare
     probes = draw_unprepared(subject, asked.split, asked.samples)
-    subject.move_to(device)
+    subject.move_to(options.device)
     return compare_initializations(
         subject.module,
         probes.x,
@@ -160,6 +161,8 @@ def _measure(
         index=probes.index,
         class_names=probes.class_names,
         progress=print,
+        n_jobs=options.jobs,
+        keep_cells=options.cells,
     )
 
 

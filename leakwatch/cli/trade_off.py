@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer
-from leakwatch.cli.audit import add_places
+from leakwatch.cli.audit import add_cells, add_places
 from leakwatch.cli.checkpoint import free_directory
 from leakwatch.cli.subject import Subject, SubjectCLI, draw_unprepared
 from leakwatch.cli.tables import say_where
@@ -155,10 +155,11 @@ def compare_defenses(argv: list[str]) -> None:
         exit_on_error=False,
     )
     add_places(parser, "tables and report", "leakwatch-trade-off here")
+    add_cells(parser)
     options, rest = parser.parse_known_args(argv)
     with quiet():
         cli = TradeCLI.read("trade-off", rest)
-        study = _measure(cli, cli.subject(), options.device)
+        study = _measure(cli, cli.subject(), options)
     print(f"\n{study.table()}\n")
     saved = study.save(free_directory(options.output, None, "trade-off"))
     asked = cli.trade
@@ -177,11 +178,11 @@ def compare_defenses(argv: list[str]) -> None:
         )
 
 
-def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
+def _measure(cli: TradeCLI, subject: Subject, options: argparse.Namespace) -> TradeOff:
     asked = cli.trade
     probes = draw_unprepared(subject, asked.split, asked.samples)
     module, data = subject.module, subject.data
-    subject.move_to(device)
+    subject.move_to(options.device)
     own = data if isinstance(data, LightningDataModule) else None
     train = LightningTraining(cli.trainer_arguments, own, asked.reduction)
     accuracy = accuracy_on(data, asked.accuracy_on)
@@ -220,6 +221,8 @@ def _measure(cli: TradeCLI, subject: Subject, device: str | None) -> TradeOff:
         index=probes.index,
         class_names=probes.class_names,
         progress=print,
+        n_jobs=options.jobs,
+        keep_cells=options.cells,
     )
 
 

@@ -125,7 +125,7 @@ class UpdatePlan:
     """How clients are attacked and scored.
 
     Attributes:
-        attack: on their updates.
+        attack: on their updates; ``None`` for scores alone.
         start: where it begins.
         restarts: tries.
         labels: whether the server knows how many samples of each class a client has.
@@ -137,7 +137,7 @@ class UpdatePlan:
         seed: of the starts.
     """
 
-    attack: UpdateAttack
+    attack: UpdateAttack | None
     start: StartKind
     restarts: int
     labels: bool

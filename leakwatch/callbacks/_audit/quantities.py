@@ -30,6 +30,8 @@ CLIENT_QUANTITIES: Final = {
     "attack was conclusive, dB",
     "alpha": "α of the attack's network αw_0 + (1−α)w_T",
     "loss": "1 − cos between the client's update and what its reconstruction explains",
+    "matched": "1 if the attack explained the update, 0 if not, which shows no safety; "
+    "where a server knows no samples to compare with",
     "seconds": "Time of the attack, divided by the clients attacked at once",
     "surrogate_alpha": "α at which the true samples' gradient is most similar to the "
     "update; at which the scores hold",

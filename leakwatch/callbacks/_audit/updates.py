@@ -19,6 +19,7 @@ from leakwatch.attacks import (
     Start,
     UpdateReconstruction,
 )
+from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.attacks.verdict import EXPLAINED
 from leakwatch.callbacks._audit.judging import Judge
 from leakwatch.callbacks._audit.plan import UpdatePlan
@@ -115,10 +116,13 @@ class _RoundAudit:
             similarity = scores.similarity.tolist()
         except Exception as error:
             self._no_scores(clients, describe_error(error))
+        attack = self._plan.attack
+        if attack is None:
+            return
         try:
             with observing(self._step.module):
-                result = self._attacked(shared)
-            if getattr(self._plan.attack, "takes_one_gradient", False):
+                result = self._attacked(attack, shared)
+            if getattr(attack, "takes_one_gradient", False):
                 pairs = zip(result.status, similarity, strict=True)
                 result = replace(result, status=tuple(judged(*pair) for pair in pairs))
             self._record_attack(clients, x.cpu(), y.cpu(), result)
@@ -140,8 +144,10 @@ class _RoundAudit:
             effort=self._plan.effort,
         )
 
-    def _attacked(self, shared: WeightUpdate) -> UpdateReconstruction:
-        return self._plan.attack.run(
+    def _attacked(
+        self, attack: UpdateAttack, shared: WeightUpdate
+    ) -> UpdateReconstruction:
+        return attack.run(
             self._step.gradients,
             shared,
             pixels=self._judge.pixels,
@@ -202,7 +208,8 @@ class _RoundAudit:
 
     def _failed(self, clients: Sequence[ClientUpdate], why: str) -> None:
         self._no_scores(clients, why)
-        self._no_attack(clients, why)
+        if self._plan.attack is not None:
+            self._no_attack(clients, why)
 
     def _no_scores(self, clients: Sequence[ClientUpdate], why: str) -> None:
         for name in self._plan.score_names:

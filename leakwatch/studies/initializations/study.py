@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +21,7 @@ from leakwatch.probes.checks import check_index
 from leakwatch.scores import resolve
 from leakwatch.scores.api import PriorName
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver
+from leakwatch.studies.cells import CellStore, Work, run_cells
 from leakwatch.studies.initializations.measure import Measuring
 from leakwatch.studies.initializations.points import Point
 from leakwatch.studies.initializations.result import InitializationComparison
@@ -61,6 +63,8 @@ def compare_initializations(
     index: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
+    n_jobs: int | None = None,
+    keep_cells: str | Path | None = None,
 ) -> InitializationComparison:
     """Compares what gradients give away when a network starts in different ways.
 
@@ -101,6 +105,13 @@ def compare_initializations(
         index: data-set indices of the samples. Default: 0, 1, 2, …
         class_names: for the report.
         progress: called with a line of text after each network.
+        n_jobs: processes among which networks are divided, as of ``joblib.Parallel``;
+            ``None``: as ``joblib.parallel_config`` says, which may name a cluster, else
+            this process. Values don't depend on it, to the bit: each process computes
+            with as many threads as this one.
+        keep_cells: folder in which the values of each finished network are kept. What
+            is there already is not computed again, so that a study that was killed
+            goes on; see :class:`leakwatch.studies.cells.CellStore`.
 
     Returns:
         All values, and what follows from them.
@@ -155,19 +166,30 @@ def compare_initializations(
         },
         repeats=repeats,
     )
-    points: list[Point] = []
-    for name, scheme in named.items():
-        for seed in chosen:
-            net = copy.deepcopy(module)
-            initialize(net, scheme, seed)
-            points += measuring.run(net, name, seed, "initial")
-            if train is not None:
-                _train(train, net, seed)
-                points += measuring.run(net, name, seed, "trained")
-            if progress is not None:
-                progress(f"{name}, seed {seed}: done")
+    cells = [
+        Work(
+            name=f"{name}, seed {seed}",
+            call=_at_network,
+            arguments=(module, measuring, name, scheme, seed, train),
+            key=(name, scheme, seed),
+        )
+        for name, scheme in named.items()
+        for seed in chosen
+    ]
+    measured = run_cells(
+        cells,
+        n_jobs=n_jobs,
+        store=None
+        if keep_cells is None
+        else CellStore(
+            Path(keep_cells), (module, measuring, train), encode=_plain, decode=_points
+        ),
+        done=None
+        if progress is None
+        else lambda work, _: progress(f"{work.name}: done"),
+    )
     return InitializationComparison(
-        points=tuple(points),
+        points=tuple(point for points in measured for point in points),
         schemes=tuple(named),
         seeds=chosen,
         samples=samples,
@@ -232,6 +254,32 @@ def chosen_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
             f"0, got {seeds!r}."
         )
     return chosen
+
+
+def _at_network(
+    module: nn.Module,
+    measuring: Measuring,
+    name: str,
+    scheme: str | Initializer,
+    seed: int,
+    train: Train | None,
+) -> list[Point]:
+    """All values at one network, before training and after it."""
+    net = copy.deepcopy(module)
+    initialize(net, scheme, seed)
+    points = measuring.run(net, name, seed, "initial")
+    if train is not None:
+        _train(train, net, seed)
+        points += measuring.run(net, name, seed, "trained")
+    return points
+
+
+def _plain(points: list[Point]) -> list[dict[str, Any]]:
+    return [vars(point) for point in points]
+
+
+def _points(plain: Any) -> list[Point]:
+    return [Point(**fields) for fields in plain]
 
 
 def _train(train: Train, net: nn.Module, seed: int) -> None:

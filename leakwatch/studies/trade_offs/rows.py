@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import final
+from typing import Any, final
 
 from leakwatch.defenses.budget import Unit
 from leakwatch.status import OK, Status
 from leakwatch.studies.trade_offs.grid import Setting
-from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker
+from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker, Outcome
 
-__all__ = ["Applied", "Cell", "Overview", "TradeOffRow", "finite_or_none"]
+__all__ = [
+    "Applied",
+    "Cell",
+    "Overview",
+    "TradeOffRow",
+    "decoded",
+    "encoded",
+    "finite_or_none",
+]
 
 
 @final
@@ -65,6 +73,46 @@ class Cell:
     def setting(self) -> Setting:
         """The setting of the defense."""
         return Setting(self.defense, self.budget, self.coefficient)
+
+
+def encoded(cell: Cell) -> dict[str, Any]:
+    """A cell as JSON holds it; backwards: :func:`decoded`.
+
+    Args:
+        cell: any.
+    """
+    return {**vars(cell), "attacked": [asdict(a) for a in cell.attacked]} | {
+        "applied": None if cell.applied is None else asdict(cell.applied),
+    }
+
+
+def decoded(plain: Mapping[str, Any]) -> Cell:
+    """The cell that :func:`encoded` made this of.
+
+    Args:
+        plain: as read.
+
+    Raises:
+        KeyError: for something else.
+        TypeError: the same.
+    """
+    applied = plain["applied"]
+    return Cell(
+        **{
+            **plain,
+            "status": Status(*plain["status"]),
+            "applied": None if applied is None else Applied(**applied),
+            "attacked": tuple(_attacked(a) for a in plain["attacked"]),
+        }
+    )
+
+
+def _attacked(plain: Mapping[str, Any]) -> Attacked:
+    outcomes = {
+        who: Outcome(**{**outcome, "status": Status(*outcome["status"])})
+        for who, outcome in plain["outcomes"].items()
+    }
+    return Attacked(**{**plain, "outcomes": outcomes})
 
 
 @final

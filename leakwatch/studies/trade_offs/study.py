@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from jaxtyping import Float, Int, Shaped
@@ -19,6 +20,7 @@ from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.status import OK, Status, describe_error
+from leakwatch.studies.cells import CellStore, Work, run_cells
 from leakwatch.studies.initializations.study import chosen_seeds
 from leakwatch.studies.paper_attacks import engine
 from leakwatch.studies.trade_offs.attack import ProbeAttack
@@ -31,7 +33,13 @@ from leakwatch.studies.trade_offs.grid import (
 )
 from leakwatch.studies.trade_offs.outcomes import ATTACKERS, Attacked, Attacker
 from leakwatch.studies.trade_offs.result import TradeOff
-from leakwatch.studies.trade_offs.rows import Applied, Cell, TradeOffRow
+from leakwatch.studies.trade_offs.rows import (
+    Applied,
+    Cell,
+    TradeOffRow,
+    decoded,
+    encoded,
+)
 from leakwatch.studies.trade_offs.table import decibels
 
 __all__ = ["Accuracy", "TrainUnder", "trade_off"]
@@ -82,6 +90,8 @@ def trade_off(
     index: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
+    n_jobs: int | None = None,
+    keep_cells: str | Path | None = None,
 ) -> TradeOff:
     """Trains one network under each defense and budget, and attacks what it shares.
 
@@ -139,6 +149,13 @@ def trade_off(
         index: data-set indices of the samples. Default: 0, 1, 2, …
         class_names: for the report.
         progress: called with a line of text after each cell.
+        n_jobs: processes among which cells are divided, as of ``joblib.Parallel``;
+            ``None``: as ``joblib.parallel_config`` says, which may name a cluster, else
+            this process. Values don't depend on it, to the bit: each process computes
+            with as many threads as this one. ``train`` and ``accuracy`` are pickled.
+        keep_cells: folder in which each finished cell is kept, those that failed
+            excepted. What is there already is not computed again, so that a study that
+            was killed goes on; see :class:`leakwatch.studies.cells.CellStore`.
 
     Returns:
         All cells, and what follows from them.
@@ -197,17 +214,36 @@ def trade_off(
         for budget in grid
     ]
     plan += mixtures
-    cells = []
-    for seed in chosen_seeds(seeds):
-        for setting, defense in plan:
-            cell = _cell(module, train, accuracy, attacking, setting, seed, defense)
-            cells.append(cell)
-            if progress is not None:
-                progress(_line(cell, attacking.attackers, grid[0].unit))
+    unit_of_grid = grid[0].unit
+    measured = run_cells(
+        [
+            Work(
+                name=f"{setting.words(unit_of_grid)}, seed {seed}",
+                call=_cell,
+                arguments=(module, train, accuracy, attacking, setting, seed, defense),
+                key=(setting, seed, defense),
+            )
+            for seed in chosen_seeds(seeds)
+            for setting, defense in plan
+        ],
+        n_jobs=n_jobs,
+        store=None
+        if keep_cells is None
+        else CellStore(
+            Path(keep_cells),
+            (module, train, accuracy, attacking, unit_of_grid),
+            encode=encoded,
+            decode=decoded,
+            worth=lambda cell: cell.status.usable,
+        ),
+        done=None
+        if progress is None
+        else lambda _, cell: progress(_line(cell, attacking.attackers, unit_of_grid)),
+    )
     return TradeOff(
-        cells=tuple(cells),
+        cells=tuple(measured),
         attackers=attacking.attackers,
-        unit=grid[0].unit,
+        unit=unit_of_grid,
         settings={
             "network": type(module).__name__,
             "attack": attacking.engine.name,
@@ -219,7 +255,7 @@ def trade_off(
             "directions": directions,
             "box": spread if box is None else box,
             "prior_std": spread,
-            "unit": grid[0].unit,
+            "unit": unit_of_grid,
         },
         class_names=None if class_names is None else tuple(class_names),
     )

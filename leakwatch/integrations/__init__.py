@@ -1,0 +1,1 @@
+"""leakwatch inside of other frameworks; each needs the extra of its name."""

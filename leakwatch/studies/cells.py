@@ -1,0 +1,266 @@
+"""The cells of a study: run anywhere through joblib, kept one by one, never run twice.
+
+A cell is one piece of a study that needs no other, such as one training under one
+defense. ``joblib.parallel_config("dask")`` or ``"ray"`` around a study sends its cells
+to a cluster; without any they run here, one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Final, Generic, TypeVar, final
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed, effective_n_jobs
+from torch import Tensor, nn
+
+from leakwatch.reporting.ledger.storage import make_private_directory, write_atomically
+
+__all__ = ["CellStore", "Work", "digest", "run_cells"]
+
+_T = TypeVar("_T")
+
+# Deeper than any setting; an object that holds itself ends there.
+_DEEPEST: Final = 12
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Work(Generic[_T]):
+    """One cell that is to be computed.
+
+    Attributes:
+        name: in words, for progress and the file that keeps it.
+        call: computes it; runs in another process, perhaps on another machine.
+        arguments: of the call.
+        key: what tells it from the other cells of its study, see :func:`digest`.
+    """
+
+    name: str
+    call: Callable[..., _T]
+    arguments: tuple[Any, ...]
+    key: object
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CellStore(Generic[_T]):
+    """Keeps finished cells, a file for each, by what they were computed from.
+
+    A cell is found again if network, samples, settings, the code of functions and the
+    versions of leakwatch and torch are the same. So one folder may serve several
+    studies, and a changed one computes what changed. What a function reads besides
+    its arguments and what it closes over is not seen: give another folder then.
+
+    Args:
+        directory: made with the first cell.
+        of: what all cells are computed from, see :func:`digest`.
+        encode: a result as JSON holds it.
+        decode: the same backwards.
+        worth: whether a result may be kept; one that failed is tried again.
+    """
+
+    directory: Path
+    of: object
+    encode: Callable[[_T], Any]
+    decode: Callable[[Any], _T]
+    worth: Callable[[_T], bool] = field(default=lambda _: True)
+
+    @functools.cached_property
+    def _study(self) -> str:
+        # Imported by name: the package itself imports studies.
+        ours = importlib.import_module("leakwatch").__version__
+        return digest((ours, torch.__version__, self.of))
+
+    def load(self, work: Work[_T]) -> tuple[_T] | None:
+        """The result of a cell, in a tuple; ``None`` if it isn't there or is damaged.
+
+        Args:
+            work: the cell.
+        """
+        try:
+            found = json.loads(self._file(work).read_bytes())
+            return (self.decode(found["result"]),)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, work: Work[_T], result: _T) -> None:
+        """Write a result, so that it is there whole or not at all.
+
+        Args:
+            work: the cell.
+            result: of it.
+        """
+        if not self.worth(result):
+            return
+        make_private_directory(self.directory)
+        text = json.dumps({"cell": work.name, "result": self.encode(result)})
+        write_atomically(self._file(work), text.encode())
+
+    def _file(self, work: Work[_T]) -> Path:
+        words = re.sub(r"[^\w.=-]+", "-", work.name).strip("-.")[:80]
+        own = digest((self._study, work.key))
+        return self.directory / f"{words}-{own[:16]}.json"
+
+
+def run_cells(
+    cells: Sequence[Work[_T]],
+    *,
+    n_jobs: int | None = None,
+    store: CellStore[_T] | None = None,
+    done: Callable[[Work[_T], _T], object] | None = None,
+) -> list[_T]:
+    """Results of all cells in their order, however many processes compute them.
+
+    Each runs with as many threads as this process has now: results then don't depend
+    on where they were computed.
+
+    Args:
+        cells: what to compute.
+        n_jobs: processes, as of ``joblib.Parallel``; ``None``: as
+            ``joblib.parallel_config`` says, else this one.
+        store: where finished cells are kept; those that are there aren't computed.
+        done: called with each cell, here and as soon as it is finished.
+    """
+    results: dict[int, _T] = {}
+
+    def finish(i: int, result: _T) -> None:
+        results[i] = result
+        if done is not None:
+            done(cells[i], result)
+
+    for i, work in enumerate(cells):
+        found = None if store is None else store.load(work)
+        if found is not None:
+            finish(i, found[0])
+    threads = torch.get_num_threads()
+    waiting = [i for i in range(len(cells)) if i not in results]
+    # One at a time: a batch of cells would be lost together.
+    how: dict[str, Any] = {"n_jobs": n_jobs, "batch_size": 1}
+    try:
+        parallel = Parallel(**how, return_as="generator_unordered")
+        waves = [waiting]
+    except ValueError:
+        # Ray's backend, among others, gives results back all together only.
+        parallel = Parallel(**how)
+        size = effective_n_jobs(n_jobs)
+        waves = [waiting[i : i + size] for i in range(0, len(waiting), size)]
+    for wave in waves:
+        for i, result in parallel(
+            delayed(_computed)(i, cells[i].call, cells[i].arguments, threads)
+            for i in wave
+        ):
+            if store is not None:
+                store.keep(cells[i], result)
+            finish(i, result)
+    return [results[i] for i in range(len(cells))]
+
+
+def _computed(
+    i: int, call: Callable[..., _T], arguments: tuple[Any, ...], threads: int
+) -> tuple[int, _T]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return i, call(*arguments)
+    finally:
+        torch.set_num_threads(before)
+
+
+def digest(value: object) -> str:
+    """A hash of what a study is computed from, the same in every process.
+
+    Of tensors and arrays all entries count, of networks the class, the weights and
+    which are trained, of functions the code and what they close over, of other objects
+    the class and the public attributes.
+
+    Args:
+        value: anything made of these.
+
+    Example:
+        >>> digest([1, torch.zeros(2)]) == digest([1, torch.zeros(2)])
+        True
+        >>> digest(lambda: 1) == digest(lambda: 2)
+        False
+    """
+    found = hashlib.sha256()
+    _feed(found.update, value, 0)
+    return found.hexdigest()
+
+
+def _feed(
+    feed: Callable[[bytes], None], value: object, depth: int, *, inside: bool = False
+) -> None:
+    parts: Sequence[object]
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        feed(f"{type(value).__name__} {value!r}\n".encode(errors="surrogatepass"))
+        return
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        feed(f"tensor {plain.dtype} {tuple(plain.shape)}\n".encode())
+        feed(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value)
+        feed(f"array {array.dtype} {array.shape}\n".encode())
+        feed(array.tobytes())
+        return
+    if isinstance(value, Path | torch.dtype | torch.device):
+        feed(f"{type(value).__name__} {value}\n".encode())
+        return
+    if isinstance(value, Mapping):
+        parts = [item for pair in value.items() for item in pair]
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif isinstance(value, set | frozenset):
+        parts = sorted(map(digest, value))
+    else:
+        parts, plain_object = _parts(value)
+        if plain_object and inside:
+            parts = ()  # such as the Trainer of a data module: what it holds changes
+        inside = inside or plain_object
+    feed(f"{_name(value)} {len(parts)}\n".encode())
+    if depth < _DEEPEST:
+        for part in parts:
+            _feed(feed, part, depth + 1, inside=inside)
+
+
+def _parts(value: object) -> tuple[Sequence[object], bool]:
+    """What decides how an object behaves; and whether it is of a kind not known."""
+    if isinstance(value, CodeType):
+        return (value.co_code, value.co_names, value.co_consts), False
+    if isinstance(value, FunctionType):
+        closed = [cell.cell_contents for cell in value.__closure__ or ()]
+        own = (value.__code__, value.__defaults__, value.__kwdefaults__, *closed)
+        return own, False
+    if isinstance(value, MethodType):
+        return (value.__func__, value.__self__), False
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords), False
+    if isinstance(value, nn.Module):
+        trained = [name for name, p in value.named_parameters() if p.requires_grad]
+        kinds = [(name, _name(part)) for name, part in value.named_modules()]
+        return (kinds, trained, dict(value.state_dict())), False
+    if isinstance(value, type):
+        return (), False
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return [(f.name, getattr(value, f.name)) for f in fields], False
+    public = getattr(value, "__dict__", {})
+    shown = [(k, v) for k, v in sorted(public.items()) if not k.startswith("_")]
+    return shown, True
+
+
+def _name(value: object) -> str:
+    kind = value if isinstance(value, type | FunctionType) else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,267 @@
+"""Cells of studies: wherever they run, however often they are interrupted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pytest
+import torch
+from torch import nn
+
+from leakwatch.defenses import Defense
+from leakwatch.studies import Applied, TradeOff, compare_initializations, trade_off
+from leakwatch.studies.cells import CellStore, Work, digest, run_cells
+from leakwatch.studies.trade_offs.rows import decoded, encoded
+from studies.problems import network, samples
+
+
+def descend(net: nn.Module, defense: Defense | None, seed: int) -> Applied | None:
+    """One step with a random direction, which the global stream draws."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 0.01 * torch.randn_like(p)
+    return None if defense is None else Applied(1, 0.5, float("nan"), 0.25)
+
+
+def half(net: nn.Module) -> float:
+    return 0.5
+
+
+def traded(**options: Any) -> TradeOff:
+    x, y = samples(1)
+    how = {"budgets": [0.1], "attackers": ["naive"], "steps": 2, "seeds": 2} | options
+    # Flat samples are no images, of which LPIPS would be computed too.
+    return trade_off(
+        network(), x.flatten(1), y, descend, half, defenses=["gaussian"], **how
+    )
+
+
+def text(found: TradeOff) -> str:
+    """All that was found, to the bit."""
+    return json.dumps([encoded(cell) for cell in found.cells])
+
+
+def compared(**options: Any) -> str:
+    x, y = samples(1)
+    how = {"attacks": ["dgl"], "steps": 2, "repeats": 1, "seeds": 2} | options
+    found = compare_initializations(network(), x, y, ["normal", "xavier"], **how)
+    return json.dumps([vars(point) for point in found.points])
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[str, str]:
+    return text(traded()), compared()
+
+
+def test_two_processes_find_what_one_does(alone: tuple[str, str]) -> None:
+    with joblib.parallel_config("multiprocessing", n_jobs=2):
+        assert (text(traded()), compared()) == alone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fresh_processes_find_what_one_does(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        alone = text(traded()), compared()
+        assert (text(traded(n_jobs=2)), compared(n_jobs=2)) == alone
+    finally:
+        torch.set_num_threads(before)
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor().shutdown()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_cluster_finds_what_one_process_does(alone: tuple[str, str]) -> None:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config("dask"),
+    ):
+        assert (text(traded()), compared()) == alone
+
+
+class InterruptedRun(BaseException):
+    """As Ctrl-C, which no handler of errors takes for one."""
+
+
+def interrupting(after: int) -> Callable[[str], None]:
+    left = [after]
+
+    def progress(line: str) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise InterruptedRun
+
+    return progress
+
+
+def test_an_interrupted_study_goes_on(alone: tuple[str, str], tmp_path: Path) -> None:
+    for study, expected in (
+        (lambda **options: text(traded(**options)), alone[0]),
+        (compared, alone[1]),
+    ):
+        folder = tmp_path / str(len(expected))
+        with pytest.raises(InterruptedRun):
+            study(keep_cells=folder, progress=interrupting(2))
+        kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+        assert len(kept) == 2
+        lines: list[str] = []
+        assert study(keep_cells=folder, progress=lines.append) == expected
+        assert {path: path.stat().st_mtime_ns for path in kept} == kept
+        assert len(list(folder.iterdir())) == len(lines) > 2
+
+
+_KILLED = """
+import sys
+sys.path[:0] = {paths!r}
+from studies.test_cells import *
+
+def progress(line):
+    print(line, flush=True)
+    if {kill} and len(list(Path({folder!r}).iterdir())) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+found = traded(keep_cells={folder!r}, progress=progress)
+Path({result!r}).write_text(text(found))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals there")
+def test_a_killed_study_goes_on(alone: tuple[str, str], tmp_path: Path) -> None:
+    folder, result = tmp_path / "cells", tmp_path / "result"
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    for kill, status in ((True, -signal.SIGKILL), (False, 0)):
+        script = _KILLED.format(
+            paths=paths, kill=kill, folder=str(folder), result=str(result)
+        )
+        ended = subprocess.run([sys.executable, "-c", script], env=os.environ)
+        assert ended.returncode == status
+        assert len(list(folder.iterdir())) == (3 if kill else 4)
+    assert result.read_text() == alone[0]
+
+
+def test_what_changed_is_computed_again(tmp_path: Path) -> None:
+    traded(keep_cells=tmp_path, seeds=1)
+    assert len(list(tmp_path.iterdir())) == 2
+    traded(keep_cells=tmp_path, seeds=2)  # two more
+    assert len(list(tmp_path.iterdir())) == 4
+    traded(keep_cells=tmp_path, seeds=1, steps=3)  # two others
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def double(x: int) -> int:
+    if x < 0:
+        raise ValueError(f"{x} is negative")
+    return 2 * x
+
+
+def work(x: int) -> Work[int]:
+    return Work(f"number {x}", double, (x,), x)
+
+
+def store(folder: Path, **options: Any) -> CellStore[int]:
+    how: dict[str, Any] = {"of": "numbers", "encode": int, "decode": int} | options
+    return CellStore(folder, **how)
+
+
+def test_results_come_in_the_order_of_the_cells(tmp_path: Path) -> None:
+    told: list[int] = []
+    kept = store(tmp_path)
+    kept.keep(work(2), 4)
+    cells = [work(x) for x in (1, 2, 3)]
+    done = lambda _, result: told.append(result)  # noqa: E731
+    assert run_cells(cells, store=kept, done=done) == [2, 4, 6]
+    assert told == [4, 2, 6]  # first what is there
+
+
+def test_a_damaged_cell_is_computed_again(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    run_cells([work(5)], store=kept)
+    [path] = tmp_path.iterdir()
+    for damage in (b"", b"{", b'{"result": "?"}', b"[]"):
+        path.write_bytes(damage)
+        assert run_cells([work(5)], store=kept) == [10]
+        assert json.loads(path.read_bytes())["result"] == 10
+
+
+def test_a_result_without_worth_is_tried_again(tmp_path: Path) -> None:
+    run_cells([work(5)], store=store(tmp_path, worth=lambda result: result != 10))
+    assert not list(tmp_path.iterdir())
+
+
+def test_cells_before_an_error_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="-1 is negative"):
+        run_cells([work(1), work(-1), work(2)], store=store(tmp_path))
+    assert [path.name.rpartition("-")[0] for path in tmp_path.iterdir()] == ["number-1"]
+
+
+def test_a_cell_runs_with_the_threads_of_the_caller() -> None:
+    before = torch.get_num_threads()
+    counted = Work("threads", torch.get_num_threads, (), ())
+    with joblib.parallel_config("multiprocessing", n_jobs=2):
+        assert run_cells([counted, counted]) == [before, before]
+    assert torch.get_num_threads() == before
+
+
+def test_cells_come_back_bit_for_bit() -> None:
+    for cell in traded(seeds=1).cells:  # of NaN too, which is equal to nothing
+        again = decoded(json.loads(json.dumps(encoded(cell))))
+        assert json.dumps(encoded(again)) == json.dumps(encoded(cell))
+        assert type(again.attacked[0]) is type(cell.attacked[0])
+        outcome = again.attacked[0].outcomes["naive"]
+        assert outcome.status.usable == cell.attacked[0].outcomes["naive"].status.usable
+
+
+def test_a_digest_sees_what_changes_results() -> None:
+    net = network()
+    other = copy.deepcopy(net)
+    assert digest(net) == digest(other)
+    next(other.parameters()).data[0, 0] += 1e-7
+    assert digest(net) != digest(other)
+    frozen = copy.deepcopy(net)
+    next(frozen.parameters()).requires_grad_(False)
+    assert digest(net) != digest(frozen)
+
+    def adding(n: int) -> Callable[[int], int]:
+        return lambda x: x + n
+
+    assert digest(adding(1)) == digest(adding(1)) != digest(adding(2))
+    assert digest(partial(double, 1)) != digest(partial(double, 2))
+    assert digest(double) != digest(half)
+    assert digest({"a": 1}) != digest({"a": 1.0})
+    assert digest([1, [2]]) != digest([[1], 2])
+    assert digest({1, 2, 3}) == digest({3, 2, 1})
+
+
+@pytest.mark.long
+def test_a_digest_is_the_same_in_another_process() -> None:
+    script = (
+        "from leakwatch.studies.cells import digest;"
+        "print(digest([{'a', 'b', 'c'}, digest, {'x': 1.5}]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    assert found.stdout.strip() == digest([{"a", "b", "c"}, digest, {"x": 1.5}])
