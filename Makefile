@@ -3,19 +3,23 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long test-oldest lint unit bench bench-gpu clean
+.PHONY: demo test test-long test-oldest lint unit docs bench bench-gpu clean
 
 # One thread: a second gains little at this size and loses much on a busy machine.
 demo: $(VENV)/.ready
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/leakwatch fit --config leakwatch:quickstart
 
-test: lint unit
+test: lint docs unit
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Into build/site. A link that leads nowhere, or a page that nothing leads to, is an error.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # One thread in each process, see above; a process needs about 2 GiB.
 unit: $(VENV)/.ready

@@ -145,7 +145,7 @@ def _network(name: str, channels: int, size: int, options: dict[str, str]) -> nn
 
 
 def main() -> None:
-    """Prints the tables of docs/benchmarks.md."""
+    """Prints the tables of docs/measurements/speed.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--large", action="store_true")

@@ -104,7 +104,7 @@ def timed(f: Callable[[], Tensor]) -> tuple[float, Tensor]:
 
 
 def main() -> None:
-    """Prints the table of docs/benchmarks.md."""
+    """Prints the table of docs/measurements/speed.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
     parser.add_argument("--batch", type=int, default=8)

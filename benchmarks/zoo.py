@@ -171,7 +171,7 @@ _COLUMNS = {
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of ``docs/coverage.md``."""
+    """The table of ``docs/measurements/coverage.md``."""
 
     def cell(row: dict[str, Any], key: str, form: str) -> str:
         value = row.get(key)

@@ -90,7 +90,7 @@ INVERTING_GRADIENTS = register(
         "2020",
         differs="Published: 24,000 steps; total variation 1e-1 (ImageNet) to 1e-4 "
         "(CIFAR-10, single images). 1e-4 suits digits; on CIFAR-10 tv=0.2 is about "
-        "5 dB better (docs/attacks.md).",
+        "5 dB better (docs/measurements/attacks.md).",
     )
 )
 """Cosine distance, total variation, signed Adam with step decay, box."""

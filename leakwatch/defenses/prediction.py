@@ -74,7 +74,7 @@ def predicted_errors(
     With a prior of its own shape the adaptive attacker is the best linear one, so its
     error is the least of all linear ones. It is no bound: noise along the v_i leaves
     clean what the gradient does across them, and an attacker who knows the v_i reads
-    hidden directions from its curvature, see ``docs/defenses.md``.
+    hidden directions from its curvature, see ``docs/measurements/defenses.md``.
 
     Args:
         shared: what a defense gave for these samples, one message each.

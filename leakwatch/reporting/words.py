@@ -10,7 +10,8 @@ from leakwatch.reporting.ledger.table import Moment
 
 HARDLY_BELOW: Final = 12.0
 """dB; rule of thumb: below it a picture is hardly recognisable. Of reconstructions that
-were looked at, digits could be read at 15 dB, and nothing at 10 (docs/attacks.md)."""
+were looked at, digits could be read at 15 dB, and nothing at 10: see
+docs/measurements/attacks.md."""
 
 CLEARLY_ABOVE: Final = 20.0
 """dB; rule of thumb: above it a picture is clearly recognisable. So were digits, and

@@ -62,13 +62,13 @@ class EigenNoise(Defense):
     Noise along the v_i hides to first order only. How the gradient bends when the image
     moves along a hidden direction is across the noise and stays clean, so an attacker
     who knows the v_i recovers more than linearisation predicts, see
-    ``docs/defenses.md``. ``"input_space"`` moves the image instead, and leaves nothing
-    clean. The draw ξ is then moved along until ‖g(x + a) − g(x)‖, not ‖J a‖, is the
-    budget: in *every* draw, not in the mean only, to 0.1 %. That takes some gradients
-    of each sample, 40 at most, for a batch as many again for its sum, and no more
-    random numbers. ``Shared.variance`` is ‖δ‖² of the draw; it is less where all
-    directions are hidden, or where ‖δ‖ jumps over the budget (networks with kinks).
-    What an attacker knows is the covariance of J a for what was really moved.
+    ``docs/measurements/defenses.md``. ``"input_space"`` moves the image instead, and
+    leaves nothing clean. The draw ξ is then moved along until ‖g(x + a) − g(x)‖, not
+    ‖J a‖, is the budget: in *every* draw, not in the mean only, to 0.1 %. That takes
+    some gradients of each sample, 40 at most, for a batch as many again for its sum,
+    and no more random numbers. ``Shared.variance`` is ‖δ‖² of the draw; it is less
+    where all directions are hidden, or where ‖δ‖ jumps over the budget (networks with
+    kinks). What an attacker knows is the covariance of J a for what was really moved.
 
     Its directions depend on the private sample. That the noise covers what it does is
     itself information, which no score here counts.

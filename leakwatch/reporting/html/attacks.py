@@ -57,7 +57,7 @@ _OF_CLIENTS: Final = ("psnr", "loss", _SIMILARITY, "surrogate_mismatch", "second
 _MOST_REASONS: Final = 4
 _MOST_SHOWN: Final = 60
 _WORDS: Final = {1.0: "recovered", 0.5: "partly", 0.0: "not recovered"}
-# ‖δ‖/‖g‖; docs/federated.md has what predictions were worth at 0.05 to 0.3.
+# ‖δ‖/‖g‖; docs/measurements/federated.md: what predictions were worth at 0.05 to 0.3.
 _EXPLAINED: Final = 0.2
 
 

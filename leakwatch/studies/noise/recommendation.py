@@ -25,7 +25,8 @@ from leakwatch.studies.noise.check import Check, CheckAttack
 from leakwatch.studies.noise.required import Enough, enough
 from leakwatch.studies.noise.spectra import SpectrumKeeper
 
-# How far attacks come above predictions in the middle (docs/attacks.md), rounded up.
+# How far attacks come above predictions in the middle, rounded up; see
+# docs/measurements/attacks.md.
 _MARGIN_DB: Final = 1.0
 _HOPELESS: Final = (
     "the prior's mean image alone reaches {:.1f} dB on a sample, without any gradient, "
