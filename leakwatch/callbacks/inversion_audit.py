@@ -82,6 +82,7 @@ class InversionAudit(ProbeCallback):
         criterion: one loss per sample, or ``"training_step"``.
         prepare: what becomes of a batch of inputs before the network gets it.
         solver: of the scores.
+        precision: of the scores, as in the monitor; an audit looks at everything.
         dtype: of the scores and of first-order attacks.
         max_memory: MiB for the Jacobian of one sample.
         products: see :class:`leakwatch.callbacks.LeakageMonitor`.
@@ -120,6 +121,7 @@ class InversionAudit(ProbeCallback):
         time_limit: float | None = 120.0,
         at_start: bool = False,
         noise_std: float = 1e-4,
+        precision: str = "exact",
         name: str = "leakwatch-audit",
         **options: Unpack[ProbeOptions],
     ) -> None:
@@ -128,6 +130,7 @@ class InversionAudit(ProbeCallback):
             scores,
             at_start=at_start,
             noise_std=noise_std,
+            precision=precision,
             name=name,
             **options,
         )

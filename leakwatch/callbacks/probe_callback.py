@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack, cast, get_args
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -46,7 +46,12 @@ from leakwatch.reporting import Row
 from leakwatch.reporting.message import GRADIENT
 from leakwatch.scores import Scoring, resolve
 from leakwatch.scores.api import DEFAULT_MAX_MEMORY, PriorName, check_prior
-from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver, check_solver
+from leakwatch.scores.measure.plan import (
+    DEFAULT_PRODUCTS,
+    PrecisionName,
+    Solver,
+    check_solver,
+)
 
 __all__ = ["ProbeCallback", "RecordingCallback"]
 
@@ -360,6 +365,7 @@ class ProbeCallback(RecordingCallback):
         solver: str = "auto",
         products: int = DEFAULT_PRODUCTS,
         parameters: str | Sequence[str] | None = None,
+        precision: str = "exact",
         **options: Unpack[RecordOptions],
     ) -> None:
         super().__init__(
@@ -396,6 +402,8 @@ class ProbeCallback(RecordingCallback):
             "target_psnr", target_psnr, "(-inf, inf)", example=20.0
         )
         self.solver: Solver = check_solver(solver)
+        check_choice("precision", precision, get_args(PrecisionName))
+        self.precision = cast(PrecisionName, precision)
         self.parameters = parameters
         self._probes = probes if isinstance(probes, ProbeSet) else None
 
@@ -407,13 +415,18 @@ class ProbeCallback(RecordingCallback):
             prior=self.prior,
             target_psnr=self.target_psnr,
             solver=self.solver,
+            precision=self.precision,
             parameters=self.parameters,
             prepare=self.prepare,
         )
 
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
-        stated: dict[str, Any] = {"at_start": self.at_start, "solver": self.solver}
+        stated: dict[str, Any] = {
+            "at_start": self.at_start,
+            "solver": self.solver,
+            "precision": self.precision,
+        }
         if self.parameters:
             stated["parameters"] = self.parameters
         return super().settled() | stated

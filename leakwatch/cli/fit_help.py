@@ -35,7 +35,7 @@ the monitor, where it is the last callback of the config
     what and when   probes, scores, every_n_epochs, at_start, layers, seed
     assumptions     noise_std, epsilon, prior, prior_std, target_psnr, data_range, mean,
                     std, parameters, criterion, prepare
-    how             solver, dtype, max_memory, products
+    how             precision, solver, dtype, max_memory, products
     what becomes    directory, name, report, log, log_images, log_ledger, verbose
     of it
   `python -c "from leakwatch.callbacks import *; help(LeakageMonitor)"` explains them.

@@ -233,7 +233,12 @@ class GradientJacobian:
         return NormalOperator(self, along)
 
     def gram(
-        self, sample: int, *, max_memory: float | None = None, by_layer: bool = False
+        self,
+        sample: int,
+        *,
+        max_memory: float | None = None,
+        by_layer: bool = False,
+        directions: Float[Tensor, "k d_x"] | None = None,
     ) -> Gram:
         """H̃ of one sample as a dense float64 matrix, and J̃ᵀĝ.
 
@@ -241,6 +246,7 @@ class GradientJacobian:
             sample: position in the batch.
             max_memory: MiB that may be kept of J̃ at a time; default: all that it takes.
             by_layer: also find λ_1 of what each module adds to H̃.
+            directions: V, as rows, for V H̃ Vᵀ and V J̃ᵀĝ in place of H̃ and J̃ᵀĝ.
 
         Returns:
             H̃ ``(d_x, d_x)`` (multiply by ``scale[sample]**2`` for H), J̃ᵀĝ ``(d_x,)``,
@@ -257,6 +263,7 @@ class GradientJacobian:
             workspace=self._workspace,
             max_memory=max_memory,
             by_layer=by_layer,
+            directions=directions,
         )
 
     def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:

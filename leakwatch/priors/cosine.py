@@ -120,6 +120,13 @@ class CosinePrior(GaussianPrior):
         z[torch.arange(len(chosen)), chosen] = variance[chosen].sqrt()
         return self.images(z)
 
+    def draw(
+        self, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "count d_x"]:
+        """See :class:`GaussianPrior`."""
+        z = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
+        return self.images(z.to(self.variance) * self.variance.flatten().sqrt())
+
     def mul(self, v: Float[Tensor, "... d_x"]) -> Float[Tensor, "... d_x"]:
         """See :class:`GaussianPrior`."""
         return self.images(self.coefficients(v) * self.variance.flatten().to(v))

@@ -91,6 +91,8 @@ class GaussianPrior(ABC):
     def leading(self, count: int) -> Float[Tensor, "count d_x"]:
         """Components of largest variance, as rows: L_kᵀ with L Lᵀ = C.
 
+        Rows are at right angles to each other, longest first.
+
         Args:
             count: how many, at most d_x.
         """
@@ -98,6 +100,18 @@ class GaussianPrior(ABC):
         top = slice(self.size - count, self.size)
         rows: Tensor = (vectors[:, top] * values[top].clamp_min(0).sqrt()).T.flip(0)
         return rows
+
+    def draw(
+        self, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "count d_x"]:
+        """Images of the prior minus its mean.
+
+        Args:
+            count: how many.
+            generator: of random numbers, on the CPU.
+        """
+        z = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
+        return z.to(self.mean) @ self.root.T
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Whether it fits samples of a shape.

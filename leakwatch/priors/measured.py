@@ -14,6 +14,7 @@ Eq. 14 and Lemmas 3.2 to 3.5), so that fine detail counts as much as what is coa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 
@@ -56,6 +57,7 @@ class MeasuredPrior(GaussianPrior):
         super().__init__(spectrum.mean, spectrum.knows)
         self.spectrum = spectrum
         self._samples = samples
+        self._leading: Tensor | None = None
 
     @property
     def std(self) -> float:
@@ -88,11 +90,22 @@ class MeasuredPrior(GaussianPrior):
 
     def leading(self, count: int) -> Float[Tensor, "count d_x"]:
         """See :class:`GaussianPrior`; random projections find nearly the best ones."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            wide = min(count + _SPARE, self.size)
-            u, values, _ = torch.svd_lowrank(self.covariance, wide, niter=4)
-        return (u * values.sqrt()).T[:count]
+        if self._leading is None or len(self._leading) < count:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                wide = min(count + _SPARE, self.size)
+                u, values, _ = torch.svd_lowrank(self.covariance, wide, niter=4)
+            self._leading = (u * values.sqrt()).T[:count]
+        return self._leading[:count]
+
+    def draw(
+        self, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "count d_x"]:
+        """See :class:`GaussianPrior`; mixtures of the samples and of their spectrum."""
+        x, rho = self._samples, self.shrinkage
+        z = torch.randn(count, len(x), generator=generator, dtype=torch.float64)
+        own = (z.to(x) @ x).double() * math.sqrt((1 - rho) / (len(x) - 1))
+        return own + math.sqrt(rho) * self.spectrum.draw(count, generator)
 
     def mul(self, v: Float[Tensor, "... d_x"]) -> Float[Tensor, "... d_x"]:
         """See :class:`GaussianPrior`."""

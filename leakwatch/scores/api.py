@@ -12,7 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.checks import check_function, check_number, check_samples, check_tensor
+from leakwatch.checks import (
+    check_choice,
+    check_function,
+    check_number,
+    check_samples,
+    check_tensor,
+)
 from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import (
@@ -27,6 +33,7 @@ from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.plan import (
     DEFAULT_PRODUCTS,
     Plan,
+    PrecisionName,
     Solver,
     check_solver,
     plan,
@@ -72,6 +79,7 @@ class Scoring:
         max_memory: MiB for the Jacobian of one sample.
         products: most products with it for each task.
         prepare: what becomes of inputs before the network gets them.
+        precision: how much ``auto`` looks at.
 
     Raises:
         TypeError: for anything but numbers.
@@ -93,9 +101,11 @@ class Scoring:
     max_memory: float = DEFAULT_MAX_MEMORY
     products: int = DEFAULT_PRODUCTS
     prepare: Prepare | None = None
+    precision: PrecisionName = "exact"
 
     def __post_init__(self) -> None:
         check_solver(self.solver)
+        check_choice("precision", self.precision, get_args(PrecisionName))
         check_prior(self.prior, self.prior_std)
         if self.data_range is not None:
             check_number("data_range", self.data_range, example=1.0)
@@ -207,6 +217,7 @@ class Scoring:
             solver=self.solver,
             max_memory=self.max_memory,
             products=self.products,
+            precision=self.precision,
         )
         _check_path(settings, chosen, inputs.delta)
         rows = score_samples(inputs, self.scores, settings, chosen)
@@ -257,6 +268,7 @@ def score(
     dtype: torch.dtype = torch.float32,
     max_memory: float = DEFAULT_MAX_MEMORY,
     products: int = DEFAULT_PRODUCTS,
+    precision: PrecisionName = "exact",
 ) -> ScoreResult:
     """Leakage scores of each sample, without attacking.
 
@@ -311,6 +323,12 @@ def score(
             each of its tasks: ends, ends for the cosine distance, sums, and each of two
             inverses for a ``delta``. A task stops earlier when it is done, or when so
             many can't be enough.
+        precision: ``"exact"``, or ``"dashboard"``: with a ``prior`` that is not white
+            and inputs of more than 256 elements, ``solver="auto"`` looks at the leading
+            64 or 256 components of the prior, where people recognise images,
+            instead of the whole spectrum. Predictions are then those of a linear
+            network, and their status says how far off they may be, or that exposure is
+            at least that; smallest eigenvalues, and what needs them, are not computed.
 
     Returns:
         The scores, each with a status for every sample.
@@ -352,6 +370,7 @@ def score(
         dtype=dtype,
         max_memory=max_memory,
         products=products,
+        precision=precision,
     )
     settings = scoring.settings(tuple(x.shape[1:]))
     _check_noise(scoring.scores, settings, delta)

@@ -12,9 +12,12 @@ import math
 from dataclasses import replace
 
 from scipy.optimize import brentq
+from torch import Tensor
 
 from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
 from leakwatch.scores.i2f import psnr
+from leakwatch.scores.measure.components import Components
+from leakwatch.scores.measure.gaussian_channel import in_components
 from leakwatch.scores.measure.pixel_range import InRange, PixelRange
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import scored
@@ -69,8 +72,13 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     two estimates, the most probable image in the range and the posterior's mean without
     it. With the statistics of images it is the former: `i2f_bayes_psnr` then averages
     over images of the prior, this one holds for the image at hand.
+
+    From leading components of the prior alone: the posterior's mean, each pixel moved
+    into the range, of a linear network.
     """
     without = i2f_bayes_psnr(spectrum, settings)
+    if spectrum.in_components:
+        return _in_components(spectrum, settings, without)
     errors = _errors(spectrum, settings, without)
     if isinstance(errors, Value):
         return errors
@@ -95,6 +103,8 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
 def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖z − x‖ of that attacker, in pixel units: √ of the mean square over draws."""
     without = i2f_bayes(spectrum, settings)
+    if spectrum.in_components:
+        return _error_in_components(spectrum, settings, without)
     errors = _errors(spectrum, settings, without)
     if isinstance(errors, Value):
         return errors
@@ -144,7 +154,7 @@ def i2f_told_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
 )
 def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """Share of the pixels that lie at an end of the range, in [0, 1]."""
-    inside = _inside(spectrum, settings)
+    inside = _pixels(spectrum, settings)
     if isinstance(inside, Status):
         return Value(math.nan, inside)
     return Value(float(inside.ends(settings.data_range).double().mean()))
@@ -188,6 +198,58 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         if not abs(change) > _SAME_DB:
             break
     return _held(averaged, settings, value)
+
+
+def _in_components(
+    spectrum: SampleSpectrum, settings: Settings, without: Value
+) -> Value:
+    """PSNR of who models the leading components of the prior and knows the range."""
+    errors = _clipped(spectrum, settings, without)
+    if isinstance(errors, Value):
+        return errors
+    squared, parts, s = errors
+    if float(squared.min()) <= 0:
+        return _PERFECT
+    peak = spectrum.d_x * settings.data_range**2
+    number = float(10 * (peak / squared).log10().mean())
+    status = in_components(parts, s, settings.data_range, number - without.number)
+    return Value(number, status)
+
+
+def _error_in_components(
+    spectrum: SampleSpectrum, settings: Settings, without: Value
+) -> Value:
+    errors = _clipped(spectrum, settings, without)
+    if isinstance(errors, Value):
+        return errors
+    squared, parts, s = errors
+    number = math.sqrt(float(squared.mean()))
+    return Value(number, in_components(parts, s, settings.data_range))
+
+
+def _clipped(
+    spectrum: SampleSpectrum, settings: Settings, without: Value
+) -> tuple[Tensor, Components, float] | Value:
+    """Squared errors, what they come from, and the noise; or the answer without them.
+
+    Args:
+        spectrum: what was measured along components.
+        settings: noise and prior.
+        without: the score of an attacker who doesn't know the range.
+    """
+    inside, parts, s = (
+        _pixels(spectrum, settings),
+        spectrum.components,
+        settings.noise_std,
+    )
+    if isinstance(inside, Status):
+        return Value(math.nan, inside)
+    if s is None:
+        return _NO_NOISE
+    if not without.status.usable or parts is None:
+        return without
+    squared = parts.squared_errors(s, settings.data_range)
+    return without if squared is None else (squared, parts, s)
 
 
 def _held(spectrum: SampleSpectrum, settings: Settings, value: Value) -> Value:
@@ -294,7 +356,22 @@ def _inside(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status
     """H, image and noise, or why nothing can be said about the range."""
     if spectrum.eigenvalues is None:
         return spectrum.no_spectrum().status
-    inside = spectrum.pixel_range
+    return _in_its_range(spectrum.pixel_range, settings)
+
+
+def _pixels(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status:
+    """The same, of which only the image need be known."""
+    parts = spectrum.components
+    if not spectrum.in_components or parts is None or parts.image is None:
+        return _inside(spectrum, settings)
+    image = parts.image
+    none = image.pixels.new_zeros(0, 0)
+    return _in_its_range(PixelRange(none, image.pixels, image.offset, none), settings)
+
+
+def _in_its_range(
+    inside: PixelRange | Status, settings: Settings
+) -> PixelRange | Status:
     if not isinstance(inside, PixelRange):
         return inside
     if inside.leaves(settings.data_range):

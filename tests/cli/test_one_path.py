@@ -67,7 +67,7 @@ COMMON: dict[str, Any] = {
     "name": "watched",
 }
 MONITOR = {**COMMON, "scores": ["bayes", "lavp"], "at_start": False,
-           "parameters": "*3*", "layers": True}  # fmt: skip
+           "parameters": "*3*", "layers": True, "precision": "exact"}  # fmt: skip
 AUDIT = {
     **COMMON,
     "scores": ["bayes"],
@@ -81,6 +81,7 @@ AUDIT = {
     "metrics": ["mse", "psnr"],
     "perturb": "test_one_path.halved",
     "time_limit": 100.0,
+    "precision": "dashboard",
 }
 #: Of the ledger and its metadata: what is the record's own, or a time, or was seen
 #: while it trained.

@@ -163,9 +163,9 @@ def test_some_components_of_a_prior_are_a_bound_and_say_so() -> None:
         j = jacobian.dense(i) @ rows.T
         m = torch.eye(15).double() + j.T @ j / NOISE**2
         seen = float(torch.linalg.solve(m, rows @ rows.T).diagonal().sum())
-        assert float(found["i2f_bayes"][i]) == pytest.approx(
-            math.sqrt(seen + rest), rel=1e-9
-        )
+        # The others hide a little of what the components show.
+        assert math.sqrt(seen + rest) <= float(found["i2f_bayes"][i])
+        assert float(found["i2f_bayes"][i]) <= 1.1 * math.sqrt(seen + rest)
         status = found.status["i2f_bayes_psnr"][i]
         assert status.word == "estimated"
         assert "from 15 of 64 components" in status.reason

@@ -279,8 +279,7 @@ def choose(layer: Layer, n: int, rank: int | None) -> Form:
         return "plain"
     if rank is not None:
         once = len(layer.calls) == 1
-        less = width_of(layer, "ranged", rank) < width_of(layer, "plain", rank)
-        return "ranged" if once and less else "plain"
+        return "ranged" if once and _range_pays(layer, n, rank) else "plain"
     if call.kind == "conv":
         single = len(layer.calls) == 1 and call.groups == 1
         return "factors" if single and fewer_operations(layer, n) else "plain"
@@ -292,6 +291,17 @@ def choose(layer: Layer, n: int, rank: int | None) -> Form:
     turned += 2 * tokens * (rows + columns) * min(tokens, rows)
     isometric = inner * width_of(layer, "isometric", None) + turned
     return "isometric" if isometric < plain else "plain"
+
+
+def _range_pays(layer: Layer, n: int, rank: int) -> bool:
+    """Whether n directions gain by coordinates in the range what finding it takes."""
+    call = layer.calls[0]
+    width = width_of(layer, "ranged", rank)
+    saved = 2 * _FORMED * n * n * (layer.numbers - width)
+    kernel = math.prod(call.weight[2:])
+    pixels = call.positions if call.kind == "linear" else math.prod(call.input[2:])
+    rows = call.weight[0] * kernel
+    return saved > 4 * rows * pixels * min(rows // call.groups, pixels)
 
 
 def width_of(layer: Layer, form: Form, rank: int | None) -> int:

@@ -86,6 +86,7 @@ def gram(
     max_memory: float | None = None,
     by_layer: bool = False,
     position: int | None = None,
+    directions: Float[Tensor, "k d_x"] | None = None,
 ) -> Gram:
     """H = JᵀJ of one sample: tangents in ``gradients.dtype``, products in float64.
 
@@ -107,6 +108,8 @@ def gram(
         by_layer: also find λ_1 of each module's part.
         position: of the sample in the batch of the workspace; what can be found out
             about all of them together is then found out once.
+        directions: V, as rows: JᵀJ along them, V H Vᵀ, in place of H, V Jᵀĝ in place
+            of Jᵀĝ, and traces of these. Default: along each input element.
 
     Returns:
         H, Jᵀĝ and ‖g‖, and the trace of each module's part.
@@ -126,13 +129,15 @@ def gram(
     n = x.numel()
     space = Workspace() if workspace is None else workspace
     scale = torch.ones(n) if input_scale is None else input_scale
-    directions = torch.diag(scale.to(x.device, gradients.dtype)).view(n, *x.shape)
+    scale = scale.to(x.device, gradients.dtype)
+    along = torch.diag(scale) if directions is None else directions.to(scale) * scale
+    along = along.view(-1, *x.shape)
     limit = None if max_memory is None else int(max_memory * 2**20)
     with gradients.evaluation(x) as at:
         xs, ys = gradients.prepared(x[None], y[None])
         wi = xs.new_ones(()) if weight is None else weight.to(xs)
         sample = Sample(gradients, at, xs[0], ys[0], wi)
-        job = _Job(sample, directions, space, limit, by_layer, position)
+        job = _Job(sample, along, space, limit, by_layer, position)
         if _comes_apart(gradients, at, xs, ys):
             result = job.apart(norm)
             if result is not None:
@@ -180,8 +185,8 @@ class _Job:
             return None
         straight = self._straight(layers, last)
         taps, rank = opened(it, layers, last, straight)
-        v = random_direction(it).flatten()
-        along = (self.directions.view(len(v), -1).T @ v).view_as(it.x)
+        v = random_direction(it, len(self.directions))
+        along = (self.directions.flatten(1).T @ v).view_as(it.x)
         plain = None
         if not self.space.trusted:
             plain = taps.plain(along)
@@ -189,7 +194,7 @@ class _Job:
             if wrong:
                 it.gradients.formed.update(wrong)
                 taps, rank = opened(it, layers, last, straight)
-        result = self.result(LayersApart(it, taps, rank))
+        result = self.result(LayersApart(it, taps, rank, len(self.directions)))
         if plain is None and _same_norm(result, norm):
             return result
         g, column = taps.plain(along) if plain is None else plain

@@ -63,13 +63,17 @@ class LayersApart:
         sample: the sample.
         taps: the network opened at the layers.
         rank: how many known Δ span all of them, or ``None``.
+        count: of the directions; default: as many as the input has elements.
 
     Attributes:
         parts: all layers and other parameters.
     """
 
-    def __init__(self, sample: Sample, taps: Taps, rank: int | None) -> None:
+    def __init__(
+        self, sample: Sample, taps: Taps, rank: int | None, count: int | None = None
+    ) -> None:
         self._taps, self._rank = taps, rank
+        n = sample.size if count is None else count
         x = sample.x
         here = taps.here()
         deltas: dict[str, Tensor] | None = None
@@ -80,7 +84,7 @@ class LayersApart:
         self.parts: Sequence[Rows | ConvFactors] = [
             *(Rows(k, None, here.others[k].flatten()) for k in taps.others),
             *(
-                in_form(layer, choose(layer, sample.size, rank), here, deltas)
+                in_form(layer, choose(layer, n, rank), here, deltas)
                 for layer in taps.layers.values()
             ),
         ]
@@ -249,12 +253,12 @@ def stored(sample: Sample, layers: dict[str, Layer], last: str) -> int:
     return total
 
 
-def random_direction(sample: Sample) -> Tensor:
-    """Shaped like the sample, and always the same.
+def random_direction(sample: Sample, size: int | None = None) -> Tensor:
+    """Shaped like the sample, or of a given length; always the same.
 
     Not a constant one, to which a network that centres its input is blind.
     """
-    return _normal(sample.x.shape, 0, sample.x)
+    return _normal(sample.x.shape if size is None else (size,), 0, sample.x)
 
 
 def _normal(shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:

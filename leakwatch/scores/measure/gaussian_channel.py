@@ -29,9 +29,11 @@ from leakwatch.scores.result import (
 )
 from leakwatch.scores.settings import Settings
 from leakwatch.spectrum import Estimate
-from leakwatch.status import Status
+from leakwatch.status import OK, Status
 
 _WHAT = "the directions that the gradient shows least matter here, and they"
+# Part of the error: where less is in what was looked at, all of that is out.
+_ALL_OUT = 0.1
 _EPS64 = float(torch.finfo(torch.float64).eps)
 
 
@@ -126,6 +128,40 @@ def _correlated(spectrum: SampleSpectrum, settings: Settings) -> Channel | None:
     )
 
 
+def in_components(
+    parts: Components, noise_std: float, data_range: float, shift: float = 0.0
+) -> Status:
+    """What a prediction from some components of the prior is worth.
+
+    Args:
+        parts: the components.
+        noise_std: s.
+        data_range: peak of the PSNR.
+        shift: dB by which the prediction is above that of an average image.
+    """
+    if parts.count == parts.size:
+        return OK
+    seen = (
+        f"from {parts.count} of {parts.size} components of the prior, with "
+        f"{100 * parts.share:.3g} % of its variance"
+    )
+    least, most = parts.least(noise_std), parts.most(noise_std)
+    apart = math.sqrt(most / max(least, 1e-300)) - 1
+    if apart <= ACCURATE:
+        return Status("estimated", f"within {100 * apart:.1g} %, {seen}")
+    limit = ""
+    if least > 1e-9 * most:
+        best = 10 * math.log10(parts.size * data_range**2 / least) + shift
+        limit = f" and at most {best:.1f} dB"
+    out = parts.error(noise_std) <= _ALL_OUT * parts.rest
+    what = "all that was looked at is out" if out else "more may be seen of the others"
+    return Status(
+        "estimated",
+        f"exposure is at least that{limit}: {what}, {seen}; solver='exact' looks at "
+        f"all of them",
+    )
+
+
 def _along_components(spectrum: SampleSpectrum, parts: Components) -> Channel:
     ascending, columns = torch.linalg.eigh(parts.gram)
     gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
@@ -159,13 +195,20 @@ def mean_error(spectrum: SampleSpectrum, settings: Settings, noise_std: float) -
         settings: the prior.
         noise_std: s.
     """
-    whole = channel(spectrum, settings)
+    whole, parts = channel(spectrum, settings), spectrum.components
     spread = settings.prior_std
     if whole is not None:
         value = whole.judged(
             lambda gain: math.sqrt(whole.squared_error(gain, noise_std))
         )
-        if not whole.left_out or settings.prior is None:
+        if not whole.left_out or settings.prior is None or parts is None:
+            return value
+        if value.status.usable:
+            value = Value(
+                math.sqrt(parts.most(noise_std)),
+                in_components(parts, noise_std, settings.data_range),
+            )
+        if spectrum.sums is None:
             return value
         spread = settings.prior.std
     shift = (noise_std / spread) ** 2

@@ -14,7 +14,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from leakwatch.scores.measure.components import Components, leading_components
+from leakwatch.scores.measure.components import (
+    COUNTS,
+    Components,
+    leading_components,
+)
 from leakwatch.scores.measure.dense import SMALLEST
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.plan import Plan
@@ -88,8 +92,9 @@ def from_products(
             jacobian,
             settings.prior,
             None if plan.any_noise else settings.noise_std,
-            most=_TANGENTS * plan.products,
             max_memory=plan.max_memory,
+            data_range=settings.data_range,
+            counts=[min(n, _TANGENTS * plan.products) for n in COUNTS],
         )
     if plan.trace and not sampled:
         traces = estimated_traces(jacobian.normal(), leading)

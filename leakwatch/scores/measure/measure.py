@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from leakwatch.scores.measure.dashboard import from_components
 from leakwatch.scores.measure.dense import from_gram
 from leakwatch.scores.measure.influence_path import InfluencePath, follow
 from leakwatch.scores.measure.inputs import ScoreInputs
@@ -66,6 +67,8 @@ def _solved(
 ) -> Iterator[SampleSpectrum]:
     if plan.solver == "exact":
         return from_gram(inputs, plan)
+    if plan.solver == "components":
+        return from_components(inputs, plan, settings)
     if plan.solver == "lanczos":
         return from_products(inputs, plan, settings)
     return from_power(inputs, plan)

@@ -15,9 +15,14 @@ Need: TypeAlias = Literal[
     "lambda_max", "lambda_min", "cosine", "trace", "spectrum", "range", "noise"
 ]
 Solver: TypeAlias = Literal["auto", "exact", "lanczos", "power"]
+#: How much is looked at: the leading components of a prior, or everything.
+PrecisionName: TypeAlias = Literal["dashboard", "exact"]
 
 #: Products with J and Jᵀ that ``lanczos`` may take for each of its tasks.
 DEFAULT_PRODUCTS = 100
+
+#: Input elements up to which all of H costs no more than its leading components.
+SMALLEST_DASHBOARD = 256
 
 #: Input elements beyond which the eigensolver alone (d_x³) takes minutes on a CPU.
 LARGEST_EXACT = 4096
@@ -32,7 +37,7 @@ class Plan:
         solver: ``exact``: one dense Gram matrix per sample serves everything;
             ``lanczos``: products only, both ends of the spectrum with their errors and
             sums over it from random starts; ``power``: the papers' recipe for both
-            ends.
+            ends; ``components``: J along the leading components of the prior.
         largest: whether λ_1 is needed.
         smallest: whether the lower ends are needed.
         cosine: whether the cosine Hessian's ends are needed.
@@ -47,7 +52,7 @@ class Plan:
         max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time.
     """
 
-    solver: Solver
+    solver: Solver | Literal["components"]
     largest: bool
     smallest: bool
     cosine: bool
@@ -83,6 +88,7 @@ def plan(
     solver: Solver,
     max_memory: float,
     products: int = DEFAULT_PRODUCTS,
+    precision: PrecisionName = "exact",
 ) -> Plan:
     """The cheapest way to measure what some scores need.
 
@@ -93,6 +99,9 @@ def plan(
         solver: ``"auto"``, or a choice made already.
         max_memory: MiB that the Jacobian of one sample may take.
         products: most products for each task of ``lanczos``.
+        precision: ``"dashboard"``: where ``auto`` would look at the whole spectrum of
+            more than 256 input elements, it looks at the leading components of the
+            prior, if there is one and no perturbation is given.
 
     Returns:
         The plan. ``auto`` is exact when something needs more than λ_1 and trace, the
@@ -103,8 +112,15 @@ def plan(
     if solver == "auto":
         solver, reason = _choose(every, inputs, max_memory)
     exact = solver == "exact"
+    way: Solver | Literal["components"] = solver
+    if reason != "as asked" and precision == "dashboard":
+        known = settings.prior is not None and inputs.delta is None
+        large = inputs.x[0].numel() > SMALLEST_DASHBOARD
+        if known and large and every & {"spectrum", "lambda_min"}:
+            way, exact = "components", False
+            reason = "precision='dashboard'; precision='exact' looks at everything"
     return Plan(
-        solver=solver,
+        solver=way,
         largest=bool(every & {"lambda_max", "lambda_min", "cosine"}),
         smallest="lambda_min" in every,
         cosine="cosine" in every,

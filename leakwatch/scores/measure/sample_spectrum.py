@@ -209,6 +209,15 @@ class SampleSpectrum:
             failure=failure,
         )
 
+    @property
+    def in_components(self) -> bool:
+        """Whether nothing but leading components of the prior was looked at."""
+        return (
+            self.components is not None
+            and self.components.image is not None
+            and self.eigenvalues is None
+        )
+
     def no_spectrum(self) -> Value:
         """The answer of a score that needs the whole spectrum and has none."""
         return Value.without("not computed", self.why_no_spectrum)
