@@ -10,7 +10,7 @@ from leakwatch.callbacks._probing.options import ProbeOptions, with_options_of
 from leakwatch.callbacks._probing.step import ProbeStep, Share, score_probes
 from leakwatch.callbacks._recording.run_metadata import describe_scores
 from leakwatch.callbacks.probe_callback import ProbeCallback
-from leakwatch.checks import check_flag
+from leakwatch.checks import check_flag, check_number
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Quantity
 
@@ -93,6 +93,9 @@ class LeakageMonitor(ProbeCallback):
             predicted PSNR is then that of a linear network, with what is not known of
             it in its status; smallest eigenvalues are not computed. ``"exact"`` looks
             at everything, which takes ten times as long and more: right for an audit.
+        budget: the share of training time that watching may take, such as 0.05. A probe
+            step for which there is not enough time yet is left out; the record and the
+            report say which. The first step always takes place. Default: any share.
         layers: also record which share of Σλ is in the gradient of each layer, with a
             heat map in the report. Takes
             ``precision="exact"``, beside which it costs nothing, and the exact solver.
@@ -125,6 +128,8 @@ class LeakageMonitor(ProbeCallback):
         >>> monitor = LeakageMonitor(every_n_epochs=5)
     """
 
+    foretold = True
+
     @with_options_of(ProbeCallback)
     def __init__(
         self,
@@ -136,6 +141,7 @@ class LeakageMonitor(ProbeCallback):
         parameters: str | Sequence[str] | None = None,
         layers: bool = False,
         precision: str = "dashboard",
+        budget: float | None = None,
         name: str = "leakwatch",
         **options: Unpack[ProbeOptions],
     ) -> None:
@@ -150,6 +156,9 @@ class LeakageMonitor(ProbeCallback):
             **options,
         )
         self.layers = check_flag("layers", layers)
+        self.budget = None
+        if budget is not None:
+            self.budget = check_number("budget", budget, "(0, 1)", example=0.05)
 
     def measure(self, step: ProbeStep) -> Share:
         """Scores this process's part of the probes; raises no error."""
@@ -168,4 +177,5 @@ class LeakageMonitor(ProbeCallback):
 
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""
-        return super().settled() | ({"layers": True} if self.layers else {})
+        stated = {"layers": self.layers, "budget": self.budget}
+        return super().settled() | {k: v for k, v in stated.items() if v}

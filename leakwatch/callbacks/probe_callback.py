@@ -324,6 +324,8 @@ class RecordingCallback(Placed, Probing):
             return
         if self.should_probe(step, epoch):
             completed = trainer.current_epoch if epoch is None else epoch
+            if not self._session.affords(trainer, completed):
+                return
             with isolated_rng():  # loggers and figures may draw random names
                 self._session.probe(trainer, pl_module, completed, step)
 

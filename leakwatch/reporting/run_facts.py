@@ -21,6 +21,8 @@ __all__ = ["NEARLY_UNDEFENDED", "RunFacts", "noise_words"]
 NEARLY_UNDEFENDED: Final = 1e-3
 """Gradient units; rule of thumb: smaller noise hides next to nothing."""
 
+_MOST_EPOCHS: Final = 12
+
 
 @final
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class RunFacts:
             noise_std=_number(config.get("noise_std")),
             prior=prior_words if isinstance(prior_words, str) else PRIOR,
             floor=20 * math.log10(span / prior) if prior and span else None,
-            notes=_texts(metadata.get("notes")),
+            notes=(*_texts(metadata.get("notes")), *_left_out(metadata)),
             assumed=_texts(metadata.get("assumed")),
             training=_texts(metadata.get("training")),
         )
@@ -120,6 +122,20 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) and value >= 0.0 else None
+
+
+def _left_out(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which probe steps did not take place, and why."""
+    entry = metadata.get("left_out")
+    if not isinstance(entry, Mapping):
+        return ()
+    epochs = entry.get("epochs")
+    if not isinstance(epochs, list) or not epochs:
+        return ()
+    named = ", ".join(str(epoch) for epoch in epochs[:_MOST_EPOCHS])
+    more = " …" if len(epochs) > _MOST_EPOCHS else ""
+    words = "epoch" if len(epochs) == 1 else "epochs"
+    return (f"not probed after {words} {named}{more}: {entry.get('why')}",)
 
 
 def _texts(entry: object) -> tuple[str, ...]:

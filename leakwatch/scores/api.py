@@ -184,6 +184,23 @@ class Scoring:
         chosen.check(shape)
         return chosen
 
+    def plan(self, inputs: ScoreInputs, settings: Settings) -> Plan:
+        """How samples are measured.
+
+        Args:
+            inputs: the samples, of which the first counts.
+            settings: from :meth:`settings`.
+        """
+        return plan(
+            [s.needs for s in self.scores],
+            inputs,
+            settings,
+            solver=self.solver,
+            max_memory=self.max_memory,
+            products=self.products,
+            precision=self.precision,
+        )
+
     def evaluate(
         self, inputs: ScoreInputs, settings: Settings, *, started: float | None = None
     ) -> ScoreResult:
@@ -210,15 +227,7 @@ class Scoring:
         if settings.prior is not None and inputs.pixels is not None:
             mean = settings.prior.mean.to(inputs.pixels).flatten()
             inputs = replace(inputs, offset=inputs.pixels - mean)
-        chosen = plan(
-            [s.needs for s in self.scores],
-            inputs,
-            settings,
-            solver=self.solver,
-            max_memory=self.max_memory,
-            products=self.products,
-            precision=self.precision,
-        )
+        chosen = self.plan(inputs, settings)
         _check_path(settings, chosen, inputs.delta)
         rows = score_samples(inputs, self.scores, settings, chosen)
         spectra = None

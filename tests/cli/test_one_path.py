@@ -67,7 +67,8 @@ COMMON: dict[str, Any] = {
     "name": "watched",
 }
 MONITOR = {**COMMON, "scores": ["bayes", "lavp"], "at_start": False,
-           "parameters": "*3*", "layers": True, "precision": "exact"}  # fmt: skip
+           "parameters": "*3*", "layers": True, "precision": "exact",
+           "budget": 0.9}  # fmt: skip
 AUDIT = {
     **COMMON,
     "scores": ["bayes"],

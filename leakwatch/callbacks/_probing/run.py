@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ from leakwatch.derivatives import GradientMap, Prepare, UnsupportedModuleError
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Quantity, Row
 from leakwatch.reporting.message import GRADIENT, Message
-from leakwatch.scores import Scoring
+from leakwatch.scores import ScoreInputs, Scoring
 from leakwatch.status import describe_error
 
 __all__ = ["ProbeRun", "Probing", "checked_map"]
@@ -46,12 +48,17 @@ class Probing(ABC):
         log_images: whether pictures may leave this disk.
         log_ledger: whether W&B gets the record as an artifact.
         verbose: whether to say what each step found.
+        budget: the share of training that watching may take; ``None``: any.
+        foretold: whether the time of a step can be told beforehand, because it only
+            scores.
         subject: what a command needs to build network and data again; ``None``: they
             come from a program.
     """
 
     subject: dict[str, Any] | None = None
     message: ClassVar[Message] = GRADIENT
+    budget: float | None = None
+    foretold: ClassVar[bool] = False
     name: str
     report: bool
     logged: str
@@ -224,6 +231,34 @@ class ProbeRun:
                 world_size,
             )
         )
+
+    def foreseen(self, world_size: int = 1) -> float:
+        """About how many seconds a probe step will take, within a factor of two or so.
+
+        From one tangent of one sample; many at once take about half of that each.
+
+        Args:
+            world_size: processes that share the probes.
+
+        Returns:
+            The seconds; NaN where they can't be told.
+        """
+        if not (self._probing.foretold and _finite(self._module)):
+            return math.nan
+        place, x = device_of(self._module), self.probes.x[:1]
+        try:
+            with observing(self._module):
+                x, y = x.to(place), self.probes.y[:1].to(place)
+                inputs = ScoreInputs(self.gradients, x, y)
+                chosen = self._probing.scoring.plan(inputs, self.settings)
+                v = torch.ones(1, x[0].numel(), dtype=self.gradients.dtype).to(place)
+                started = time.perf_counter()
+                self.gradients.jvp(x, y, v).sum().item()
+                once = time.perf_counter() - started
+        except Exception:  # the step itself says what is wrong
+            return math.nan
+        each = once / 2 * chosen.directions(x[0].numel())
+        return each * -(-len(self.probes) // world_size)
 
     def rows(self, shares: Sequence[Share], epoch: int, step: int) -> list[Row]:
         """What all processes found out, what follows from it, and the time it took.

@@ -10,8 +10,10 @@ from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from leakwatch.callbacks._probing.cost import advice, affordable, forecast
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.run import ProbeRun, Probing
+from leakwatch.callbacks._probing.schedule import last_epoch
 from leakwatch.callbacks._probing.state import Progress
 from leakwatch.callbacks._probing.step import Share
 from leakwatch.callbacks._probing.training_probes import SampleSource
@@ -29,6 +31,8 @@ from leakwatch.status import describe_error
 
 __all__ = ["ProbeSession"]
 
+# Seconds of a probe step that are told beforehand.
+_LONG = 30.0
 # What values rest on; a curve over epochs means something only if these stay.
 _ASSUMPTIONS = ("noise_std", "epsilon", "target_psnr")
 
@@ -70,6 +74,8 @@ class ProbeSession:
         self._started = time.perf_counter() - progress.elapsed
         self._warned: set[str] = set()
         self._unoffered = bool(progress.latest)
+        began = time.perf_counter()
+        self._forecast = not progress.position
         self.rows: list[Row] = []
         self._pictures_due = probing.log_images
         self._recorder: Recorder | None = None
@@ -81,11 +87,41 @@ class ProbeSession:
             self._run.gradients, self.probes, why, self._tell
         )
         self._recorder = self._opened(trainer, natural, defense)
+        if self._recorder is not None and progress.left_out:
+            self._recorder.leave_out(progress.left_out, self._too_dear)
+        self._foretell(trainer)
+        progress.spent += time.perf_counter() - began
 
     @property
     def elapsed(self) -> float:
         """Seconds of training so far, those before a checkpoint included."""
         return time.perf_counter() - self._started
+
+    def affords(self, trainer: Trainer, epoch: int) -> bool:
+        """Whether the budget allows a probe step now; notes where it does not.
+
+        Args:
+            trainer: the trainer; every process must call this.
+            epoch: completed epochs.
+        """
+        progress, budget = self._progress, self._probing.budget
+        if budget is None:
+            return True
+        mine = affordable(budget, progress.spent, self.elapsed, progress.cost)
+        if trainer.strategy.broadcast(mine):
+            return True
+        progress.left_out.append(epoch)
+        if self._recorder is not None:
+            self._recorder.leave_out(progress.left_out, self._too_dear)
+        if self._probing.verbose:
+            share = 100 * progress.spent / self.elapsed
+            say(
+                trainer,
+                f"leakwatch epoch {epoch}: not probed, watching has taken {share:.0f} "
+                f"% of training and a step takes {progress.cost:.1f} s; "
+                f"{self._too_dear}",
+            )
+        return False
 
     def probe(
         self, trainer: Trainer, module: LightningModule, epoch: int, step: int
@@ -125,7 +161,9 @@ class ProbeSession:
                 self._warn(
                     "record", f"recording a step failed: {describe_error(error)}"
                 )
-        self._progress.spent += time.perf_counter() - started
+        self._progress.cost = time.perf_counter() - started
+        self._progress.spent += self._progress.cost
+        self._say_cost(trainer, epoch)
 
     def offer(
         self, trainer: Trainer, module: LightningModule, *, on_step: bool, ended: bool
@@ -225,6 +263,42 @@ class ProbeSession:
         )
         progress.directory, progress.position = recorder.directory, recorder.position
         return recorder
+
+    # -- what it costs --------------------------------------------------------------
+
+    @property
+    def _too_dear(self) -> str:
+        return f"budget={self._probing.budget} allows no more"
+
+    def _foretell(self, trainer: Trainer) -> None:
+        seconds = self._run.foreseen(trainer.world_size)
+        if seconds > _LONG and self._probing.verbose:
+            say(
+                trainer,
+                f"leakwatch: a probe step of {len(self.probes)} probes will take about "
+                f"{seconds:.0f} s",
+            )
+
+    def _say_cost(self, trainer: Trainer, epoch: int) -> None:
+        """What the first step took, and later once what would be cheaper."""
+        probing, progress = self._probing, self._progress
+        every = getattr(probing, "every_n_epochs", 0)
+        if not (probing.foretold and probing.verbose and every):
+            return
+        probes = len(self.probes)
+        if self._forecast:
+            self._forecast = False
+            text = forecast(progress.cost, probes, every, last_epoch(trainer))
+        elif "cost" not in self._warned:
+            text = advice(
+                progress.cost, progress.spent, self.elapsed, epoch, every, probes
+            )
+            if text:
+                self._warned.add("cost")
+        else:
+            return
+        if text:
+            say(trainer, f"leakwatch: {text}")
 
     # -- one probe step --------------------------------------------------------------
 

@@ -30,6 +30,8 @@ class Progress:
         latest: log key → number of the last probe step.
         indices: data-set indices of the probes.
         fingerprint: of the probes.
+        left_out: epochs whose probe step the budget left out.
+        cost: seconds of the last probe step.
     """
 
     run: str = ""
@@ -43,6 +45,8 @@ class Progress:
     latest: dict[str, float] = field(default_factory=dict)
     indices: list[int] = field(default_factory=list)
     fingerprint: str = ""
+    left_out: list[int] = field(default_factory=list)
+    cost: float = 0.0
 
     @property
     def past(self) -> PastRecord | None:

@@ -95,6 +95,21 @@ class Recorder:
         except Exception as error:
             self._warn("ledger", f"a caution was not recorded: {error}")
 
+    def leave_out(self, epochs: Sequence[int], why: str) -> None:
+        """Notes which probe steps did not take place.
+
+        Args:
+            epochs: after which they were due, all of them so far.
+            why: in words.
+        """
+        self._metadata["left_out"] = {"epochs": list(epochs), "why": why}
+        if self._ledger is None:
+            return
+        try:
+            self._ledger.write_metadata(self._metadata)
+        except Exception as error:
+            self._warn("ledger", f"a step left out was not recorded: {error}")
+
     def append(
         self,
         rows: Sequence[Row],

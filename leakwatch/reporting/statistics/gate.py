@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -103,7 +104,9 @@ class Limits:
         exposed = np.fmax(predicted, _reached(column, now, headline.moment))
         above = exposed > self.max_psnr
         # An attack that came to less shows no safety where nothing was predicted.
-        unknown = np.isnan(predicted) & ~above & (not self.unknown_passes)
+        # Nor does a bound: more may be exposed than it says.
+        bound = np.array([at_most(s) > self.max_psnr for s in column.statuses])
+        unknown = (np.isnan(predicted) | bound) & ~above & (not self.unknown_passes)
         if (above | unknown).mean() <= self.share:
             return
         said = []
@@ -116,11 +119,25 @@ class Limits:
                 f"{exposed[worst]:.1f} dB"
             )
         if unknown.any():
-            why = describe_counts(count_excluded(column.where(unknown)))
-            said.append(
-                f"{_are(int(unknown.sum()), len(unknown))} without a number ({why})"
-            )
+            said += self._unknown(column, predicted, unknown)
         yield " and ".join(said) + (f"; {self.share:.0%} may be" if self.share else "")
+
+    @staticmethod
+    def _unknown(
+        column: Column,
+        predicted: npt.NDArray[np.float64],
+        unknown: npt.NDArray[np.bool_],
+    ) -> Iterable[str]:
+        nothing = unknown & np.isnan(predicted)
+        if nothing.any():
+            why = describe_counts(count_excluded(column.where(nothing)))
+            yield f"{_are(int(nothing.sum()), len(nothing))} without a number ({why})"
+        bounds = int((unknown & ~nothing).sum())
+        if bounds:
+            yield (
+                f"{_are(bounds, len(unknown))} known to be exposed at least so much, "
+                f"and maybe more than the limit (precision='exact' says how much)"
+            )
 
     def _classes(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:
         limit = self.max_class_psnr
@@ -164,6 +181,24 @@ def _reached(
                 most, [at.get(sample, math.nan) for sample in column.samples]
             )
     return most
+
+
+def at_most(status: str) -> float:
+    """The highest PSNR that a prediction leaves open, dB; −∞ where it is no bound.
+
+    Args:
+        status: of the prediction.
+
+    Example:
+        >>> at_most("estimated: exposure is at least that and at most 31.5 dB: …")
+        31.5
+        >>> at_most("ok"), at_most("estimated: exposure is at least that: …")
+        (-inf, inf)
+    """
+    if "at least" not in status:
+        return -math.inf
+    found = re.search(r"at most (-?[\d.]+) dB", status)
+    return math.inf if found is None else float(found[1])
 
 
 def _are(some: int, of: int) -> str:

@@ -21,6 +21,9 @@ PrecisionName: TypeAlias = Literal["dashboard", "exact"]
 #: Products with J and Jᵀ that ``lanczos`` may take for each of its tasks.
 DEFAULT_PRODUCTS = 100
 
+#: Directions that components take at least, with draws of the others.
+FEWEST_COMPONENTS = 80
+
 #: Input elements up to which all of H costs no more than its leading components.
 SMALLEST_DASHBOARD = 256
 
@@ -65,6 +68,19 @@ class Plan:
     matrix: bool = False
     products: int = DEFAULT_PRODUCTS
     max_memory: float | None = None
+
+    def directions(self, size: int) -> int:
+        """Along about how many directions each sample is differentiated.
+
+        Args:
+            size: d_x.
+        """
+        if self.solver == "exact":
+            return size
+        if self.solver == "components":
+            return min(size, FEWEST_COMPONENTS)
+        tasks = self.largest + self.cosine + self.spectrum
+        return 2 * self.products * max(tasks, 1)
 
 
 def check_solver(solver: object) -> Solver:
