@@ -117,7 +117,14 @@ def main() -> None:
 
     def scored(scores: list[str], dtype: torch.dtype) -> Callable[[], object]:
         return lambda: leakwatch.score(
-            net, x[:n], y[:n], scores, noise_std=1e-2, dtype=dtype
+            net,
+            x[:n],
+            y[:n],
+            scores,
+            noise_std=1e-2,
+            dtype=dtype,
+            prior="natural",
+            precision="dashboard",
         )
 
     default = scored(["lavp", "i2f"], torch.float32)

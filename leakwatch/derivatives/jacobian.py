@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from leakwatch.checks import check_samples, check_shape
 from leakwatch.derivatives.gradient_map import GradientMap
-from leakwatch.derivatives.gram.gram import Gram, Workspace, gram
+from leakwatch.derivatives.gram.gram import Gram, Workspace, gram, grams
 from leakwatch.derivatives.graph_products.batch_products import BatchProducts
 from leakwatch.status import Status
+
+_log = logging.getLogger(__name__)
 
 # ‖g‖ below this is raised to it before its reciprocal weighs a float32 loss.
 _SMALLEST_NORM = 1e-30
@@ -265,6 +268,52 @@ class GradientJacobian:
             by_layer=by_layer,
             directions=directions,
         )
+
+    def grams(
+        self,
+        rows: Sequence[int],
+        directions: Float[Tensor, "rows k d_x"],
+        *,
+        max_memory: float | None = None,
+    ) -> list[Gram]:
+        """:meth:`gram` of several samples along a few directions each.
+
+        Args:
+            rows: positions of the samples.
+            directions: of each.
+            max_memory: MiB for tangents.
+        """
+        found = None
+        chosen, rest = list(rows), directions
+        first: list[Gram] = []
+        if chosen and not self._workspace.trusted:
+            # What is found out about the first one holds for the network.
+            first = [
+                self.gram(chosen[0], max_memory=max_memory, directions=directions[0])
+            ]
+            chosen, rest = chosen[1:], directions[1:]
+        if chosen:
+            try:
+                found = grams(
+                    self.gradients,
+                    self.x[chosen],
+                    self.y[chosen],
+                    rest,
+                    weights=self._weight[chosen],
+                    input_scale=self.input_scale,
+                    norms=[self._lengths[i] for i in chosen],
+                    workspace=self._workspace,
+                    positions=chosen,
+                    max_memory=max_memory,
+                )
+            except Exception as error:  # one of them may be at fault
+                _log.info("leakwatch goes on sample by sample: %s", error)
+        if found is None:
+            found = [
+                self.gram(i, max_memory=max_memory, directions=some)
+                for i, some in zip(chosen, rest, strict=True)
+            ]
+        return first + found
 
     def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
         """J of one sample as a dense matrix, for small networks and checks."""

@@ -334,7 +334,7 @@ def score(
             many can't be enough.
         precision: ``"exact"``, or ``"dashboard"``: with a ``prior`` that is not white
             and inputs of more than 256 elements, ``solver="auto"`` looks at the leading
-            64 or 256 components of the prior, where people recognise images,
+            64, 128 or 256 components of the prior, where people recognise images,
             instead of the whole spectrum. Predictions are then those of a linear
             network, and their status says how far off they may be, or that exposure is
             at least that; smallest eigenvalues, and what needs them, are not computed.

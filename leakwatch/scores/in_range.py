@@ -339,8 +339,8 @@ def _errors(
     key = f"range at {s!r}"
     if key not in spectrum.memo:
         if s < inside.least_noise(settings) and not inside.steady(settings, s):
-            spectrum.memo[key] = Value(without.number, _AT_LEAST)
-            return spectrum.memo[key]
+            bound = spectrum.memo[key] = Value(without.number, _AT_LEAST)
+            return bound
         found = inside.errors(settings, s, spectrum.pulled)
         peak = spectrum.d_x * settings.data_range**2
         if spectrum.pulled is None and float(found.squared.mean()) > peak * 10 ** (

@@ -168,6 +168,7 @@ def test_score_gives_what_the_monitor_records() -> None:
         "solver": "lanczos",
         "max_memory": 512.0,
         "products": 40,
+        "precision": "dashboard",
     }
     normalisation = {"mean": [0.4], "std": [0.3]}
     # What only single samples or a given perturbation have.

@@ -19,6 +19,7 @@ Parameters that don't come apart are differentiated directly, and only they.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -35,6 +36,7 @@ from leakwatch.derivatives.gram.sources import (
     WholeJacobian,
     all_straight,
     disagreeing,
+    found_together,
     opened,
     random_direction,
     stored,
@@ -43,7 +45,13 @@ from leakwatch.derivatives.layers.taps import Layer, listen
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.verification.agreement import agreement
 
-__all__ = ["Gram", "Workspace", "columns_stored", "gram"]
+__all__ = ["Gram", "Workspace", "columns_stored", "gram", "grams"]
+
+# Samples whose tangents are formed together: how many at least, memory for them, and
+# how many copies of them there are at once.
+_FEWEST_TOGETHER = 2
+_TOGETHER_BYTES = 512 * 2**20
+_COPIES = 6
 
 _WHOLE = (
     "the whole Jacobian is formed, because the layers can't be taken apart; a weight "
@@ -145,6 +153,90 @@ def gram(
         return job.result(WholeJacobian(sample))
 
 
+def grams(
+    gradients: GradientMap,
+    x: Float[Tensor, "batch ..."],
+    y: Shaped[Tensor, "batch ..."],
+    directions: Float[Tensor, "batch k d_x"],
+    *,
+    weights: Float[Tensor, " batch"],
+    input_scale: Float[Tensor, " d_x"],
+    norms: Sequence[float],
+    workspace: Workspace,
+    positions: Sequence[int],
+    max_memory: float | None = None,
+) -> list[Gram] | None:
+    """:func:`gram` of several samples along a few directions each, at once.
+
+    Calls cost more than numbers there: tangents of all samples are formed together.
+
+    Args:
+        gradients: the gradient map.
+        x: samples.
+        y: their labels.
+        directions: of each.
+        weights: factors on their losses.
+        input_scale: as for :func:`gram`, like all that follow, of each.
+        norms: ‖g‖.
+        workspace: memory, of a network whose first sample has been compared.
+        positions: of the samples in the batch of the workspace.
+        max_memory: MiB for tangents.
+
+    Returns:
+        Of each sample; ``None`` where they have to be taken one by one.
+    """
+    if not workspace.trusted or len(x) < _FEWEST_TOGETHER:
+        return None
+    limit = None if max_memory is None else int(max_memory * 2**20)
+    k = directions.shape[1]
+    scaled = (directions.to(input_scale) * input_scale).view(len(x), k, *x.shape[1:])
+    with gradients.evaluation(x) as at:
+        xs, ys = gradients.prepared(x, y)
+        if not _comes_apart(gradients, at, xs[:1], ys[:1]):
+            return None
+        layers, last = listen(gradients, at, xs[0], ys[0])
+        if not layers:
+            return None
+        samples = Sample(gradients, at, xs, ys, weights.to(xs))
+        alone = [samples.at_position(i) for i in range(len(xs))]
+        jobs = [
+            _Job(one, some, workspace, limit, by_layer=False, position=i)
+            for one, some, i in zip(alone, scaled, positions, strict=True)
+        ]
+        straight = [job.straight(layers, last) for job in jobs]
+        if None in straight or len(set(straight)) > 1:
+            return None
+        taps, rank = opened(alone[0], layers, last, straight[0])
+        numbers = sum(
+            call.input.numel() + call.output.numel()
+            for layer in taps.layers.values()
+            for call in layer.calls
+        )
+        room = _TOGETHER_BYTES if limit is None else min(limit // 3, _TOGETHER_BYTES)
+        group = room // (_COPIES * numbers * k * xs.itemsize)
+        if group < _FEWEST_TOGETHER:
+            return None
+        out: list[Gram] = []
+        for start in range(0, len(xs), group):
+            part = slice(start, start + group)
+            found = found_together(
+                Sample(gradients, at, xs[part], ys[part], samples.weight[part]),
+                taps.layers,
+                last,
+                rank,
+                scaled[part],
+            )
+            for one, job, known, norm in zip(
+                alone[part], jobs[part], found, norms[part], strict=True
+            ):
+                own = one.taps(taps.layers, last)
+                result = job.result(LayersApart(one, own, rank, k, known))
+                if not _same_norm(result, norm):
+                    return None
+                out.append(result)
+    return out
+
+
 def columns_stored(
     gradients: GradientMap, x: Float[Tensor, "*shape"], y: Shaped[Tensor, "*target"]
 ) -> int:
@@ -183,7 +275,7 @@ class _Job:
         layers, last = listen(it.gradients, it.at, it.x, it.y)
         if not layers:
             return None
-        straight = self._straight(layers, last)
+        straight = self.straight(layers, last)
         taps, rank = opened(it, layers, last, straight)
         v = random_direction(it, len(self.directions))
         along = (self.directions.flatten(1).T @ v).view_as(it.x)
@@ -205,7 +297,7 @@ class _Job:
         it.gradients.note(_WHOLE)
         return None
 
-    def _straight(self, layers: dict[str, Layer], last: str) -> bool | None:
+    def straight(self, layers: dict[str, Layer], last: str) -> bool | None:
         batch, at = self.space.batch, self.sample
         if batch is None or self.position is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from leakwatch.derivatives.verification.agreement import agreement
 
 # Known Δ pay while there are at most this part of the directions.
 _FEW = 8
+# Directions of which tangents are known are taken all at once.
+_ALL = 2**40
 # A layer counts as wrong only by an error that is visible in the whole column, too.
 _VISIBLE = 1e-3
 
@@ -50,9 +52,75 @@ class Sample:
         """d_x."""
         return self.x.numel()
 
+    def at_position(self, i: int) -> Sample:
+        """One of several samples."""
+        return Sample(self.gradients, self.at, self.x[i], self.y[i], self.weight[i])
+
     def taps(self, layers: dict[str, Layer], last: str) -> Taps:
         """The network opened at some layers."""
         return Taps(self.gradients, self.at, self.x, self.y, self.weight, layers, last)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What is known of one sample's layers along all of its directions.
+
+    Attributes:
+        here: δ, a and the other gradients.
+        tangents: of all of them; of δ that at the last call alone, where few Δ span
+            the others.
+        basis: what each of these becomes at every call; ``None`` where there are none.
+    """
+
+    here: Parts
+    tangents: Parts
+    basis: dict[str, Tensor] | None
+
+
+def found_together(
+    samples: Sample,
+    layers: dict[str, Layer],
+    last: str,
+    rank: int | None,
+    directions: Tensor,
+) -> list[Found]:
+    """What is known of several samples, formed at once.
+
+    Args:
+        samples: with a batch dimension.
+        layers: those that come apart, the same for all.
+        last: key of the last call.
+        rank: how many known Δ span all of them, or ``None``.
+        directions: ``(samples, k, *shape of x)``.
+    """
+    x = samples.x
+    keys = frozenset(key for layer in layers.values() for key in layer.keys)
+
+    def one(xi: Tensor, yi: Tensor, wi: Tensor, some: Tensor) -> tuple[Any, ...]:
+        taps = Taps(samples.gradients, samples.at, xi, yi, wi, layers, last)
+        here = taps.here()
+        if rank is None:
+            moved = taps.everything(some, keys, frozenset(taps.others))
+            back: dict[str, Tensor] = {}
+        else:
+            moved = taps.forwards(some, keys)
+            rows = torch.eye(rank, dtype=x.dtype, device=x.device)
+            back = taps.backwards(rows.view(rank, *here.deltas[last].shape))
+        first, second = (
+            (parts.deltas, parts.inputs, parts.others) for parts in (here, moved)
+        )
+        return first, second, back
+
+    here, moved, back = vmap(one)(x, samples.y, samples.weight, directions)
+
+    def at(parts: tuple[dict[str, Tensor], ...], i: int) -> Parts:
+        return Parts(*({k: t[i] for k, t in some.items()} for some in parts))
+
+    return [
+        Found(at(here, i), at(moved, i), {k: t[i] for k, t in back.items()} or None)
+        for i in range(len(x))
+    ]
 
 
 @final
@@ -64,20 +132,26 @@ class LayersApart:
         taps: the network opened at the layers.
         rank: how many known Δ span all of them, or ``None``.
         count: of the directions; default: as many as the input has elements.
+        found: what is known of the sample along all of them, if it is.
 
     Attributes:
         parts: all layers and other parameters.
     """
 
     def __init__(
-        self, sample: Sample, taps: Taps, rank: int | None, count: int | None = None
+        self,
+        sample: Sample,
+        taps: Taps,
+        rank: int | None,
+        count: int | None = None,
+        found: Found | None = None,
     ) -> None:
-        self._taps, self._rank = taps, rank
+        self._taps, self._rank, self._found = taps, rank, found
         n = sample.size if count is None else count
         x = sample.x
-        here = taps.here()
-        deltas: dict[str, Tensor] | None = None
-        if rank is not None:
+        here = taps.here() if found is None else found.here
+        deltas = None if found is None else found.basis
+        if rank is not None and deltas is None:
             shape = here.deltas[taps.last].shape
             rows = torch.eye(rank, dtype=x.dtype, device=x.device).view(rank, *shape)
             deltas = basis(taps, rows, taps.chunk(frozenset(), outputs=True))
@@ -93,6 +167,11 @@ class LayersApart:
         self, directions: Tensor, keys: frozenset[str], names: frozenset[str]
     ) -> tuple[Parts, Tensor | None]:
         """Tangents along k directions, and how Δ is combined from known ones."""
+        if self._found is not None:
+            known = self._found.tangents
+            if self._rank is None:
+                return known, None
+            return known, known.deltas[self._taps.last].flatten(1)
         if self._rank is None:
             return self._taps.everything(directions, keys, names), None
         tangents = self._taps.forwards(directions, keys)
@@ -100,6 +179,8 @@ class LayersApart:
 
     def chunk(self, keys: frozenset[str], names: frozenset[str]) -> int:
         """How many directions at once."""
+        if self._found is not None:
+            return _ALL
         return self._taps.chunk(keys, outputs=self._rank is None)
 
 

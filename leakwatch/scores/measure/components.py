@@ -34,10 +34,10 @@ from leakwatch.priors import GaussianPrior
 
 __all__ = ["COUNTS", "Components", "Image", "leading_components"]
 
-#: How many components are looked at, and how many where these leave much open.
-COUNTS = (64, 256)
-# Decibels that more components must be able to change.
-_ENOUGH_DB = 0.3
+#: How many components may be looked at.
+COUNTS = (64, 128, 256)
+# Decibels that more components must be able to change: a tenth of the error.
+_ENOUGH_DB = 0.8
 # Part of the error: where less is in what was looked at, all of that is out; and below
 # this mean square, of the range's, people recognise the picture anyway (20 dB).
 _ALL_OUT = 0.1
@@ -50,6 +50,8 @@ _WHITE = 4
 _SURE = 2.0
 # Between the noise alone and all that hides the components, filters to choose from.
 _FILTERS = (0.0, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+# Directions of several samples at once.
+_GROUP_BYTES = 256 * 2**20
 # Draws of the noise over which predictions for one image are averaged.
 _NOISES = 16
 
@@ -261,8 +263,8 @@ def leading_components(
 ) -> list[Components]:
     """H of each sample along the leading components of a prior.
 
-    More of them where the fewest leave more than 0.3 dB open, unless all that they show
-    is out and makes a picture of 20 dB.
+    As many as make a picture of 20 dB; and all of them where these leave more than
+    0.8 dB open, unless all that they show is out.
 
     Args:
         jacobian: of the samples.
@@ -272,22 +274,21 @@ def leading_components(
         max_memory: MiB that tangents may take.
         pixels: the images, for errors that hold for them alone.
         data_range: peak of the PSNR.
-        counts: how many components are looked at, at least and at most.
+        counts: how many components may be looked at.
     """
     batch, _, d_x = jacobian.shape
-    few, many = (min(n, d_x) for n in (min(counts), max(counts)))
-    whole = _Basis.of(prior, many)
-    part = whole.head(few)
-    found: list[Components] = []
-    for i in range(batch):
-        x = None if pixels is None else pixels[i].cpu().double()
-        one = None
-        if noise_std is not None and few < many:
-            one = _along(jacobian, i, part, x, max_memory)
-        # Whether more are needed is up to each sample alone, not to its batch.
-        if one is None or not _enough(one, noise_std, d_x * data_range**2):
-            one = _along(jacobian, i, whole, x, max_memory)
-        found.append(one)
+    peak = d_x * data_range**2
+    whole = _Basis.of(prior, min(max(counts), d_x))
+    part = whole.recognised(counts, peak)
+    x = None if pixels is None else pixels.cpu().double()
+    first = part if noise_std is not None else whole
+    found = _along(jacobian, range(batch), first, x, max_memory)
+    # Whether more are needed is up to each sample alone, not to its batch.
+    more = [i for i, one in enumerate(found) if not _enough(one, noise_std, peak)]
+    if more and len(first.rows) < len(whole.rows):
+        larger = _along(jacobian, more, whole, x, max_memory)
+        for i, one in zip(more, larger, strict=True):
+            found[i] = one
     return found
 
 
@@ -345,6 +346,14 @@ class _Basis:
             return self
         return self._made(self.prior, self.rows[:count], self.drawn)
 
+    def recognised(self, counts: Sequence[int], peak: float) -> _Basis:
+        """Of the fewest components that make a picture of 20 dB, if any of them do."""
+        for count in sorted(counts):
+            part = self.head(count)
+            if part.rest <= _RECOGNISED * peak:
+                return part
+        return self
+
     def apart(self, v: Float[Tensor, "n d_x"]) -> Float[Tensor, "n d_x"]:
         """What of v the components can't make."""
         return v - (v @ self.rows.T / self.squares) @ self.rows
@@ -360,20 +369,49 @@ class _Basis:
 
 def _along(
     jacobian: GradientJacobian,
-    sample: int,
+    samples: Sequence[int],
     basis: _Basis,
-    pixels: Float[Tensor, " d_x"] | None,
+    pixels: Float[Tensor, "batch d_x"] | None,
     max_memory: float | None,
-) -> Components:
+) -> list[Components]:
     k, others = len(basis.rows), len(basis.others)
-    blocks = [basis.rows, basis.others]
-    offset = None
+    shared = torch.cat([basis.rows, basis.others])
+    offsets, own = None, None
     if pixels is not None:
-        offset = pixels - basis.prior.mean.to(pixels).flatten()
-        blocks += [basis.apart(offset[None])] if others else []
-    gram = jacobian.gram(sample, max_memory=max_memory, directions=torch.cat(blocks))
-    scale = float(jacobian.scale[sample])
-    g = gram.h.cpu() * scale**2
+        offsets = pixels[list(samples)] - basis.prior.mean.to(pixels).flatten()
+        own = basis.apart(offsets) if others else None
+    scales = jacobian.scale.tolist()
+    found: list[Components] = []
+    # Of large images a few at a time: their directions alone take memory.
+    group = max(1, int(_GROUP_BYTES / (shared.numel() * jacobian.dtype.itemsize)))
+    for start in range(0, len(samples), group):
+        part = list(samples)[start : start + group]
+        directions = shared.to(jacobian.dtype).expand(len(part), -1, -1)
+        if own is not None:
+            last = own[start : start + group, None].to(jacobian.dtype)
+            directions = torch.cat([directions, last], 1)
+        grams = jacobian.grams(
+            part, directions.to(jacobian.device), max_memory=max_memory
+        )
+        for i, gram in zip(part, grams, strict=True):
+            offset = None if offsets is None else offsets[len(found)]
+            x = None if pixels is None else pixels[i]
+            scale = scales[i]
+            g, along = gram.h.cpu() * scale**2, gram.along.cpu()[:k] * scale
+            found.append(_components(basis, g, along, x, offset, k, others))
+    return found
+
+
+def _components(
+    basis: _Basis,
+    g: Float[Tensor, "n n"],
+    along: Float[Tensor, " k"],
+    pixels: Float[Tensor, " d_x"] | None,
+    offset: Float[Tensor, " d_x"] | None,
+    k: int,
+    others: int,
+) -> Components:
+    """From inner products of all tangents of one sample."""
     hides, white = g[k : k + _DRAWS], g.diagonal()[k + _DRAWS : k + others]
     none = g.new_zeros(1, k)
     image = None
@@ -388,6 +426,6 @@ def _along(
         hides[:, :k] if others else none,
         hides.diagonal(k) if others else none[0, :1],
         image,
-        gram.along.cpu()[:k] * scale,
+        along,
         white if others else None,
     )

@@ -174,7 +174,8 @@ def _extremes(
     if plan.cosine and operator.along is not None:
         along = operator.along.double()
     plain = jacobian.normal()
-    basis, images = [], []
+    basis: list[Tensor] = []
+    images: list[Tensor] = []
     for _ in range(min(_PRODUCTS, q.shape[1])):
         for _ in range(2):
             for other in basis:

@@ -118,3 +118,21 @@ def test_the_latest_step_counts() -> None:
 @pytest.mark.parametrize("value", [math.inf, 25.000001])
 def test_infinite_is_above(value: float) -> None:
     assert "is above 25 dB" in broken(Limits(25), step(value))
+
+
+@pytest.mark.parametrize(
+    ("status", "broken"),
+    [
+        ("ok", False),
+        ("estimated: within 3 %, from 64 of 784 components of the prior", False),
+        ("estimated: exposure is at least that and at most 24.9 dB: …", False),
+        ("estimated: exposure is at least that and at most 31.0 dB: …", True),
+        ("estimated: exposure is at least that: …", True),
+    ],
+)
+def test_a_bound_below_the_limit_does_not_hold_it(status: str, broken: bool) -> None:
+    row = Row(1, 9, 7, 0, "i2f_range_psnr", 20.0, status)
+    found = Limits(max_psnr=25).broken([row])
+    assert bool(found) == broken
+    assert not broken or "known to be exposed at least so much" in found[0]
+    assert Limits(max_psnr=25, unknown_passes=True).broken([row]) == []

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import leakwatch
 from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.gram.sources import found_together
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.priors import CosinePrior, DensePrior, GaussianPrior, natural_prior
 from leakwatch.scores.measure.components import Components, leading_components
@@ -248,3 +249,29 @@ def test_the_cosine_prior_draws_what_it_says() -> None:
     drawn = prior.draw(4000, torch.Generator().manual_seed(0))
     covariance = drawn.T @ drawn / 4000
     torch.testing.assert_close(covariance, prior.covariance, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["conv-relu", "conv-sigmoid", "mlp-relu"])
+def test_several_samples_at_once_are_each_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, activation = NETWORKS[name]
+    torch.manual_seed(1)
+    gradients = GradientMap(make(activation), dtype=torch.float64)
+    x, y = images(5), torch.arange(5) % 5
+    v = torch.randn(5, 12, SIZE, dtype=torch.float64)
+    jacobian = GradientJacobian(gradients, x, y)
+    together: list[int] = []
+
+    def noted(*args: object) -> object:
+        together.append(len(args[0].x))  # type: ignore[attr-defined]
+        return found_together(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("leakwatch.derivatives.gram.gram.found_together", noted)
+    found = jacobian.grams(range(5), v)
+    assert together == [4]  # the first is compared with plain derivatives, alone
+    for i, one in enumerate(found):
+        j = jacobian.dense(i) / jacobian.scale[i]
+        torch.testing.assert_close(one.h, v[i] @ j.T @ j @ v[i].T, rtol=1e-9, atol=1e-9)
+        along = v[i] @ j.T @ jacobian.unit_gradient[i]
+        torch.testing.assert_close(one.along, along, rtol=1e-9, atol=1e-9)
