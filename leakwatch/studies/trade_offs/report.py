@@ -163,5 +163,6 @@ def _hover(row: TradeOffRow, unit: str) -> str:
         style.text(row.setting.words(unit))
         + f"<br>accuracy {row.accuracy:.3f}"
         + (f"<br>{missing} attacks inconclusive" if missing else "")
+        + (f"<br>ε = {row.epsilon:.3g}" if math.isfinite(row.epsilon) else "")
         + (f"<br>{row.failed} of {row.cells} runs failed" if row.failed else "")
     )

@@ -35,6 +35,8 @@ class Applied:
         norm: ‖δ‖ measured, the same.
         relative: ‖δ‖/‖g‖, the same.
         seconds: that the defense took.
+        epsilon: ε of differential privacy that training cost; NaN where none is known.
+        delta: at which δ.
     """
 
     steps: int
@@ -42,6 +44,8 @@ class Applied:
     norm: float
     relative: float
     seconds: float = 0.0
+    epsilon: float = math.nan
+    delta: float = math.nan
 
 
 @final
@@ -141,6 +145,9 @@ class TradeOffRow:
         training_norm: ‖δ‖ measured of it.
         training_relative: the same over ‖g‖.
         message_relative: the same of the messages that were attacked, median.
+        epsilon: ε of differential privacy, the largest of all seeds; NaN where that of
+            one of them is not known, infinite without a defense.
+        delta: at which δ; NaN where no ε is known.
         failed: cells that failed, of ``cells``.
         cells: how many there are.
         status: why, where cells failed.
@@ -161,6 +168,8 @@ class TradeOffRow:
     training_norm: float
     training_relative: float
     message_relative: float
+    epsilon: float
+    delta: float
     failed: int
     cells: int
     status: str
@@ -216,6 +225,8 @@ class TradeOffRow:
             training_norm=_mean([a.norm for a in applied]),
             training_relative=_mean([a.relative for a in applied]),
             message_relative=_median([a.relative for a in messages]),
+            epsilon=_epsilon(cells),
+            delta=_mean([a.delta for a in applied]),
             failed=len(failed),
             cells=len(cells),
             status=str(failed[0].status) if failed else "ok",
@@ -249,6 +260,8 @@ class TradeOffRow:
             "training_norm": self.training_norm,
             "training_relative": self.training_relative,
             "message_relative": self.message_relative,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
             "failed": self.failed,
             "cells": self.cells,
             "status": self.status,
@@ -286,9 +299,22 @@ class Overview:
         return any(row.coefficient is not None for row in self.rows)
 
     @property
+    def delta(self) -> float:
+        """δ of the ε that are known; NaN where none is."""
+        known = [row.delta for row in self.rows if math.isfinite(row.epsilon)]
+        return known[0] if known else math.nan
+
+    @property
     def queries(self) -> object:
         """How often each message was asked for."""
         return self.settings.get("queries", 1)
+
+
+def _epsilon(cells: Sequence[Cell]) -> float:
+    if all(cell.setting == Setting() for cell in cells):
+        return math.inf
+    each = [math.nan if c.applied is None else c.applied.epsilon for c in cells]
+    return math.nan if any(map(math.isnan, each)) else max(each)
 
 
 def finite_or_none(value: object) -> object:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,33 @@ def test_the_name_of_an_attack_is_text() -> None:
     page = trade_off_page(found.overview)
     assert "attacked by &lt;b&gt;mine" in page
     assert "<b>mine" not in page
+
+
+def private(epsilon: float, delta: float = 1e-5) -> Cell:
+    made = cell("dp-sgd", [20.0])
+    return replace(made, applied=Applied(3, 0.1, 0.1, 0.1, 0.0, epsilon, delta))
+
+
+def test_epsilon_stands_beside_what_attacks_find() -> None:
+    found = trade_off(private(8.0), cell("gaussian", [20.0]))
+    head, lines = columns(found)
+    place = head.index("ε at δ = 1e-05")
+    assert [line[place] for line in lines] == ["∞", "8.00", "not known"]
+    assert len({len(line) for line in lines}) == 1
+    assert any("of all of training" in note for note in notes(found))
+    assert [row.flat()["epsilon"] for row in found.rows] == [None, 8.0, None]
+    assert "at δ = 1e-05" in trade_off_page(found)
+    traces = trade_off_figure(found).data
+    assert any("ε = 8" in text for t in traces for text in t.customdata)
+
+
+def test_without_epsilon_there_is_no_column() -> None:
+    found = trade_off(cell("gaussian", [20.0]))
+    assert not [name for name in columns(found)[0] if "ε" in name]
+
+
+def test_epsilon_of_several_seeds_is_the_largest_and_all_must_be_known() -> None:
+    rows = trade_off(private(8.0), private(7.5)).rows
+    assert rows[1].epsilon == 8.0
+    rows = trade_off(private(8.0), private(math.nan)).rows
+    assert math.isnan(rows[1].epsilon)
