@@ -36,8 +36,8 @@ the monitor, where it is the last callback of the config
     assumptions     noise_std, epsilon, prior, prior_std, target_psnr, data_range, mean,
                     std, parameters, criterion, prepare
     how             solver, dtype, max_memory, products
-    what becomes    directory, name, report, log, log_images, log_ledger, verbose
-    of it
+    what becomes    directory, name, report, live, log, log_images, log_ledger,
+    of it           verbose
   `python -c "from leakwatch.callbacks import *; help(LeakageMonitor)"` explains them.
 
 examples

@@ -247,6 +247,8 @@ class ProbeSession:
             probes=due,
             attacks=pictures if self._probing.log_images else None,
         )
+        if self._probing.report and self._probing.live:
+            recorder.refresh()
         if self._probing.verbose:
             text = self._probing.sentence(rows) or sentence(
                 rows,

@@ -185,6 +185,12 @@ def _risk_traces(
         **{f"xaxis.{key}": value for key, value in style.whole_ticks(x).items()},
         "yaxis.title.text": style.axis_title(quantity),
         "yaxis.type": style.axis_type(drawn, quantity),
+        "yaxis.autorange": not quantity.logarithmic,
+        "yaxis.range": style.decibel_range(
+            [*drawn.tolist(), math.nan if floor is None else floor]
+        )
+        if quantity.logarithmic
+        else None,
         "shapes": _rules_of_thumb(quantity, floor) if drawn.size else [],
         "annotations": _excuse([s.reason for s in summaries if s.used == 0], columns),
     }
@@ -196,11 +202,12 @@ def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, A
     if quantity.name not in (*HEADLINES, *ACHIEVED):
         return []
     lines = [
-        (CLEARLY_ABOVE, "clearly recognisable above", "bottom"),
-        (HARDLY_BELOW, "hardly recognisable below", "top"),
+        (CLEARLY_ABOVE, "clearly recognisable above", "end"),
+        (HARDLY_BELOW, "hardly recognisable below", "end"),
     ]
     if floor is not None:
-        lines.append((floor, "blind guess", "bottom"))
+        # At the other end: it is often near one of those above.
+        lines.append((floor, "blind guess", "start"))
     return [
         {
             "type": "line",
@@ -213,12 +220,12 @@ def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, A
             "line": {"color": style.GREY, "width": 1, "dash": "dot"},
             "label": {
                 "text": words,
-                "textposition": "end",
-                "yanchor": anchor,
+                "textposition": place,
+                "yanchor": "bottom",
                 "font": {"size": 10, "color": style.GREY},
             },
         }
-        for level, words, anchor in lines
+        for level, words, place in lines
     ]
 
 
