@@ -76,7 +76,7 @@ _COMMANDS: Final = {
     ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
     "show": _Command("show", "show", "print what a recorded run came to"),
-    "compare": _Command("show", "compare", "print recorded runs side by side"),
+    "compare": _Command("show", "compare", "print or draw recorded runs side by side"),
     "check": _Command("check", "check", "check a recorded run against limits"),
     "dashboard": _Command(
         "dashboard", "dashboard", "make a W&B view of what runs have logged"

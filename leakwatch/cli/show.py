@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 import textwrap
 from pathlib import Path
 
 from leakwatch.cli.report import find_run
 from leakwatch.cli.tables import run_table
-from leakwatch.reporting import LedgerTable, RiskLedger
+from leakwatch.reporting import LedgerTable, RiskLedger, write_comparison
 from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.run_facts import RunFacts
-from leakwatch.reporting.statistics.headline import Headline, find_headline
+from leakwatch.reporting.statistics.headline import find_headline
+from leakwatch.reporting.statistics.runs import incomparable, read_runs
 from leakwatch.reporting.words import CLEARLY_ABOVE, aligned, decibels
 
 _WIDTH = 88
@@ -60,6 +60,8 @@ def compare(argv: list[str]) -> None:
 
     Raises:
         FileNotFoundError: One of them is no run.
+        ValueError: A page of fewer than two runs.
+        ModuleNotFoundError: A page needs plotly and Jinja2.
     """
     parser = argparse.ArgumentParser(
         prog="leakwatch compare",
@@ -68,49 +70,38 @@ def compare(argv: list[str]) -> None:
         "what differs is said.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="as for `report`")
-    runs = [find_run(run) for run in parser.parse_args(argv).runs]
-    entries = []
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that shows them side by side, such as runs.html",
+    )
+    asked = parser.parse_args(argv)
+    directories = [find_run(run) for run in asked.runs]
+    runs = read_runs(directories)
+    above = f"above {CLEARLY_ABOVE:g} dB"
+    grid = [["run", "epoch", "median", "worst", above, "not known"]]
     for run in runs:
-        ledger = RiskLedger.open(run)
-        headline = find_headline(LedgerTable.from_rows(ledger.rows()))
-        entries.append((run, headline, ledger.read_metadata()))
-    # What is not known is not safe: it goes on top.
-    entries.sort(key=lambda entry: -_worst(entry[1]))
-    grid = [
-        ["run", "epoch", "median", "worst", f"above {CLEARLY_ABOVE:g} dB", "not known"]
-    ]
-    for run, headline, _ in entries:
-        if headline is None:
-            grid.append([str(run), "–", "not known", "not known", "–", "all"])
+        if run.headline is None:
+            grid.append([run.label, "–", "not known", "not known", "–", "all"])
             continue
-        summary = headline.summary
+        summary = run.headline.summary
         grid.append(
             [
-                str(run),
-                str(headline.moment.epoch),
+                run.label,
+                str(run.headline.moment.epoch),
                 decibels(summary.median),
                 decibels(summary.worst),
-                f"{headline.clearly} of {summary.used}",
+                f"{run.headline.clearly} of {summary.used}",
                 str(summary.count - summary.used),
             ]
         )
     print(aligned(grid))
-    facts = [
-        {
-            "quantity": None if headline is None else headline.quantity,
-            "noise_std": (metadata.get("config") or {}).get("noise_std"),
-            "samples": metadata.get("probes_fingerprint"),
-        }
-        for _, headline, metadata in entries
-    ]
-    differ = [key for key in facts[0] if len({str(fact[key]) for fact in facts}) > 1]
+    differ = incomparable(runs)
     if differ:
         print(f"\nread with care: these runs differ in {', '.join(differ)}")
-
-
-def _worst(headline: Headline | None) -> float:
-    worst = math.nan if headline is None else headline.summary.worst
-    return math.inf if math.isnan(worst) else worst
+    if asked.html is not None:
+        print(f"\npage: {write_comparison(directories, asked.html)}")
 
 
 def _write(run: Path, file: Path) -> None:

@@ -162,7 +162,7 @@ def compare_defenses(argv: list[str]) -> None:
     with quiet():
         cli = TradeCLI.read("trade-off", rest)
         study = _measure(cli, cli.subject(), options)
-    print(f"\n{study.table()}\n")
+    print(f"\n{study.table()}\n\n{study.conclusion()}\n")
     saved = study.save(free_directory(options.output, None, "trade-off"))
     asked = cli.trade
     for sentence in publish(

@@ -908,6 +908,12 @@ def test_compare_puts_the_most_exposed_and_the_unknown_first(
     assert "30.0 dB" in lines[2]
     assert "not known" in lines[1]
     assert lines[-1] == "read with care: these runs differ in noise_std"
+    page = tmp_path / "runs.html"
+    assert main(["compare", *runs, "--html", str(page)]) == 0
+    assert capsys.readouterr().out.endswith(f"page: {page}\n")
+    assert "high exposes most: 30.0 dB" in page.read_text("utf-8")
+    assert main(["compare", runs[0], "--html", str(page)]) == 1
+    assert "takes two runs or more, got 1" in sentence(capsys, "leakwatch compare")
 
 
 # -- tables --------------------------------------------------------------------------

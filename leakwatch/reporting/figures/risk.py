@@ -198,9 +198,16 @@ def _risk_traces(
 
 
 def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:
-    """Return lines where predicted pictures become recognisable, and the floor."""
-    if quantity.name not in (*HEADLINES, *ACHIEVED):
-        return []
+    predicts = quantity.name in (*HEADLINES, *ACHIEVED)
+    return recognisable(floor) if predicts else []
+
+
+def recognisable(floor: float | None = None) -> list[dict[str, Any]]:
+    """Return lines where pictures become recognisable, and the floor.
+
+    Args:
+        floor: PSNR (dB) of a blind guess.
+    """
     lines = [
         (CLEARLY_ABOVE, "clearly recognisable above", "end"),
         (HARDLY_BELOW, "hardly recognisable below", "end"),

@@ -22,6 +22,8 @@ VERMILION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
 SKY: Final = "#56B4E9"
 GREY: Final = "#7A8088"
+#: Black on white; pages draw it in the colour of their text.
+INK: Final = "#222222"
 LINES: Final = (VERMILION, ORANGE, PURPLE, GREEN, SKY)
 
 _LOG_FROM: Final = 100.0

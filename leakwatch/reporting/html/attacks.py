@@ -332,7 +332,8 @@ def _gallery(
     classes = (None if y < 0 else y for y in shown["class"].tolist())
     labels = dict(zip(place, classes, strict=True))
     order = _best_first(ledger, moment, labels, kinds)
-    rows, size = [], 0
+    rows: list[tuple[int, str, list[Result | None]]] = []
+    size = 0
     for sample in order[: _MOST_SHOWN if len(kept) == 1 else _MOST_COMPARED]:
         original = data_uri(thumbnail(shown["original"][place[sample]], _LARGEST))
         latest = [_result(ledger, moment, kind, sample, shown) for kind in kinds]

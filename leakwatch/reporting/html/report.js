@@ -26,15 +26,20 @@
   };
 
   const draw = async (div) => {
-    const figure = JSON.parse(document.getElementById(`${div.id}-data`).textContent);
+    const data = document.getElementById(`${div.id}-data`).textContent;
+    const ink = JSON.stringify(colour("--ink"));
+    const figure = JSON.parse(data.replaceAll('"#222222"', ink));
     if (matchMedia("(pointer: coarse)").matches) { figure.layout.dragmode = false; }
     const options = { responsive: true, displayModeBar: false };
     await Plotly.newPlot(div, figure.data, figure.layout, options);
     await Plotly.relayout(div, theme());
     const select = document.getElementById(`${div.id}-select`);
-    select?.addEventListener("change", () => {
-      Plotly.update(div, ...figure.buttons[select.selectedIndex].args);
-    });
+    if (select) {
+      select.onchange = () => {
+        Plotly.update(div, ...figure.buttons[select.selectedIndex].args);
+      };
+      if (select.selectedIndex) { select.onchange(); }
+    }
     div.dataset.drawn = "yes";
   };
 
@@ -204,6 +209,6 @@
     root.dataset.ready = "yes";
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    plots.forEach((div) => Plotly.relayout(div, theme()));
+    plots.forEach(draw);
   });
 })();

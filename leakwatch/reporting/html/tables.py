@@ -38,6 +38,7 @@ from leakwatch.reporting.words import moment_words, number
 __all__ = [
     "ClassSection",
     "LayerSection",
+    "flatten",
     "make_about",
     "make_classes",
     "make_glossary",
@@ -299,15 +300,21 @@ def make_about(
         first["solver_used"] = metadata["solver_used"]
     hidden = ("quantities", "class_names", "notes", "subject")
     rest = {key: value for key, value in metadata.items() if key not in hidden}
-    return _flatten({**first, **rest})
+    return flatten({**first, **rest})
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested entries as keys with dots and values in words.
+
+    Example:
+        >>> flatten({"a": {"b": 1, "c": [2, 3]}, "d": None})
+        [('a.b', '1'), ('a.c', '2, 3'), ('d', 'none')]
+    """
     entries: list[tuple[str, str]] = []
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            entries.extend(_flatten(value, f"{name}."))
+            entries.extend(flatten(value, f"{name}."))
         elif isinstance(value, list | tuple):
             words = ", ".join(str(item) for item in value[:40])
             more = f", … ({len(value)} entries)" if len(value) > 40 else ""

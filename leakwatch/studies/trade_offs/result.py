@@ -10,6 +10,7 @@ from typing import Any, final
 from leakwatch.defenses.budget import Unit
 from leakwatch.reporting.ledger.storage import write_atomically
 from leakwatch.studies.files import csv_bytes, save_study
+from leakwatch.studies.trade_offs.conclusions import conclude
 from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker, Outcome
 from leakwatch.studies.trade_offs.report import trade_off_figure, trade_off_page
 from leakwatch.studies.trade_offs.rows import (
@@ -89,6 +90,10 @@ class TradeOff:
     def table(self) -> str:
         """A few lines of text: a row for each defense and budget."""
         return text_table(self.overview)
+
+    def conclusion(self) -> str:
+        """What it comes to: questions with their answers, a line each."""
+        return "\n".join(f"{q} {a}" for q, a in conclude(self.overview))
 
     def figure(self) -> Any:
         """Privacy against utility, a line for each defense: a plotly figure.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from leakwatch.defenses.budget import Unit
 from leakwatch.status import OK, Status
@@ -22,6 +22,9 @@ __all__ = [
     "encoded",
     "finite_or_none",
 ]
+
+Spread: TypeAlias = tuple[float, float]
+"""The least and the largest of several values; NaN without any."""
 
 
 @final
@@ -138,6 +141,9 @@ class TradeOffRow:
         worst: attacker → the largest, dB: of the most exposed sample.
         lpips: attacker → median.
         predicted: attacker → median of the prediction, dB.
+        spread: attacker → least and largest PSNR of conclusive attacks, dB.
+        predicted_spread: attacker → least and largest prediction, dB.
+        accuracy_spread: least and largest over seeds.
         inconclusive: attacker → messages that the attack did not match.
         messages: how many were attacked.
         training_asked: √E‖δ‖² that was stated of what training consumed, gradient
@@ -162,6 +168,9 @@ class TradeOffRow:
     worst: Mapping[Attacker, float]
     lpips: Mapping[Attacker, float]
     predicted: Mapping[Attacker, float]
+    spread: Mapping[Attacker, Spread]
+    predicted_spread: Mapping[Attacker, Spread]
+    accuracy_spread: Spread
     inconclusive: Mapping[Attacker, int]
     messages: int
     training_asked: float
@@ -219,6 +228,11 @@ class TradeOffRow:
             predicted={
                 w: _median([o.predicted for o in g]) for w, g in outcomes.items()
             },
+            spread={w: _spread([o.psnr for o in g]) for w, g in good.items()},
+            predicted_spread={
+                w: _spread([o.predicted for o in g]) for w, g in outcomes.items()
+            },
+            accuracy_spread=_spread([c.accuracy for c in cells]),
             inconclusive={w: len(outcomes[w]) - len(good[w]) for w in attackers},
             messages=len(messages),
             training_asked=_mean([a.asked for a in applied]),
@@ -236,6 +250,10 @@ class TradeOffRow:
     def setting(self) -> Setting:
         """The setting of the defense."""
         return Setting(self.defense, self.budget, self.coefficient)
+
+    def conclusive(self, who: Attacker) -> int:
+        """Messages that this attacker matched."""
+        return self.messages - self.inconclusive[who]
 
     def flat(self) -> dict[str, object]:
         """Column → value, NaN as ``None``: a row of a CSV file or a data frame."""
@@ -326,6 +344,11 @@ def finite_or_none(value: object) -> object:
 def _mean(values: Sequence[float]) -> float:
     numbers = [v for v in values if not math.isnan(v)]
     return fmean(numbers) if numbers else math.nan
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    numbers = [v for v in values if not math.isnan(v)]
+    return (min(numbers), max(numbers)) if numbers else (math.nan, math.nan)
 
 
 def _median(values: Sequence[float]) -> float:
