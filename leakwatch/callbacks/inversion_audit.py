@@ -212,8 +212,7 @@ class InversionAudit(ProbeCallback):
 
     def arguments(self) -> dict[str, Any]:
         """All that changes what is measured."""
-        audit = {k: v for k, v in vars(self.audit).items() if k != "progress"}
-        return super().arguments() | {"audit": audit, "labels_known": True}
+        return super().arguments() | {"audit": vars(self.audit), "labels_known": True}
 
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""

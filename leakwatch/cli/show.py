@@ -19,30 +19,21 @@ _WIDTH = 88
 
 
 def show(argv: list[str]) -> None:
-    """Print what a run came to, or write its ledger as one table.
+    """Print what a run came to.
 
     Args:
         argv: Command line after ``leakwatch show``.
 
     Raises:
         FileNotFoundError: There is no run, or more than one.
-        ModuleNotFoundError: A table needs pandas, and Parquet pyarrow.
-        ValueError: For a table of another kind.
     """
     parser = argparse.ArgumentParser(
         prog="leakwatch show",
         description="Print what a recorded run came to: a line for each probe step, "
-        "and conclusions. With --to, write every value into one table instead.",
+        "and conclusions.",
     )
     parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
-    parser.add_argument(
-        "--to", type=Path, metavar="FILE", help="such as values.csv or values.parquet"
-    )
-    asked = parser.parse_args(argv)
-    run = find_run(asked.run)
-    if asked.to is not None:
-        _write(run, asked.to)
-        return
+    run = find_run(parser.parse_args(argv).run)
     print(run_table(run))
     ledger = RiskLedger.open(run)
     table, metadata = LedgerTable.from_rows(ledger.rows()), ledger.read_metadata()
@@ -102,20 +93,3 @@ def compare(argv: list[str]) -> None:
         print(f"\nread with care: these runs differ in {', '.join(differ)}")
     if asked.html is not None:
         print(f"\npage: {write_comparison(directories, asked.html)}")
-
-
-def _write(run: Path, file: Path) -> None:
-    if file.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--to takes a .csv or .parquet file, got {file}.")
-    frame = RiskLedger.open(run).to_dataframe()
-    if file.suffix == ".csv":
-        frame.to_csv(file, index=False)
-    else:
-        try:
-            frame.to_parquet(file, index=False)
-        except ImportError as error:
-            raise ModuleNotFoundError(
-                "Parquet needs pyarrow, which is not installed: pip install pyarrow",
-                name="pyarrow",
-            ) from error
-    print(f"{len(frame)} values: {file}")

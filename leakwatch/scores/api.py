@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from leakwatch.checks import check_function, check_number, check_samples, check_tensor
 from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.names import meant
 from leakwatch.normalization import (
     Channels,
     check_channels,
@@ -431,7 +432,8 @@ def check_prior(prior: object, prior_std: float | None = None) -> None:
     if isinstance(prior, str):
         if prior not in names:
             raise ValueError(
-                f"prior must be one of {names} or a GaussianPrior, got {prior!r}."
+                f"prior must be one of {names} or a GaussianPrior, "
+                f"{meant(prior, names)}got {prior!r}."
             )
     elif not (prior is None or isinstance(prior, GaussianPrior)):
         raise TypeError(

@@ -15,6 +15,7 @@ from leakwatch.callbacks._probing.run import ProbeRun, Probing
 from leakwatch.callbacks._probing.state import Progress
 from leakwatch.callbacks._probing.step import Share
 from leakwatch.callbacks._probing.training_probes import SampleSource
+from leakwatch.callbacks._recording.bars import shown
 from leakwatch.callbacks._recording.loggers import say, warn
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.callbacks._recording.run_metadata import (
@@ -99,9 +100,12 @@ class ProbeSession:
             step: optimiser steps taken.
         """
         started = time.perf_counter()
-        share = self._run.measure(
-            epoch, step, rank=trainer.global_rank, world_size=trainer.world_size
-        )
+        title = f"{self._probing.name}, epoch {epoch}"
+        verbose = self._probing.verbose
+        with shown(trainer, title, lambda text: say(trainer, text), lines=verbose):
+            share = self._run.measure(
+                epoch, step, rank=trainer.global_rank, world_size=trainer.world_size
+            )
         share.spent = self._progress.spent + share.seconds
         share.elapsed = self.elapsed
         shares = gather(trainer, share)

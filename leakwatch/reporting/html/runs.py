@@ -212,8 +212,13 @@ def _samples(runs: Sequence[RecordedRun]) -> list[SampleRow]:
         return []
     columns = [run.headline.column for run in runs if run.headline is not None]
     first = runs[0]
-    pictures = first.ledger.read_probes() or {"index": [], "pixels": []}
-    place = {int(sample): i for i, sample in enumerate(pictures["index"])}
+    kept = first.ledger.read_probes()
+    grey_or_rgb = kept is not None and kept["pixels"].shape[3] in (1, 3)
+    pixels = (
+        dict(zip(kept["index"].tolist(), kept["pixels"], strict=True))
+        if kept is not None and grey_or_rgb
+        else {}
+    )
 
     def exposure(sample: int) -> float:
         values = [column.at(sample) for column in columns]
@@ -221,19 +226,16 @@ def _samples(runs: Sequence[RecordedRun]) -> list[SampleRow]:
             return math.inf
         return max(value.value for value in values)
 
-    rows = []
+    rows: list[SampleRow] = []
     labels = dict(zip(columns[0].samples, columns[0].labels, strict=True))
     for sample in sorted(labels, key=exposure, reverse=True):
-        pixels = pictures["pixels"][place[sample]] if sample in place else None
-        shown = pixels is not None and pixels.ndim == 3 and pixels.shape[2] in (1, 3)
+        shown = sample in pixels and len(rows) < _MOST_SAMPLES
         values = [column.at(sample) for column in columns]
         rows.append(
             SampleRow(
                 sample,
                 first.facts.class_label(labels[sample]),
-                data_uri(thumbnail(pixels, 48))
-                if shown and len(rows) < _MOST_SAMPLES
-                else "",
+                data_uri(thumbnail(pixels[sample], 48)) if shown else "",
                 tuple(_decibels(v.value if v.usable else math.nan) for v in values),
             )
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from leakwatch.names import meant
+from leakwatch.notebook import Tabular
 from leakwatch.reporting.quantities import HEADLINES, PRIOR, Quantity
 from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
 from leakwatch.reporting.words import aligned, number
@@ -34,8 +36,8 @@ _SHOWN: Final = (
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class InitializationComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class InitializationComparison(Tabular):
     """All values of a comparison, and what follows from them.
 
     Attributes:
@@ -156,6 +158,20 @@ class InitializationComparison:
             float(str(self.settings.get("data_range") or 1.0)),
             str(prior) if prior else PRIOR,
         )
+
+    def __repr__(self) -> str:
+        return (
+            f"InitializationComparison({', '.join(self.schemes)}: "
+            f"{len(self.seeds)} seeds, {len(self.samples)} samples)"
+        )
+
+    def records(self) -> list[dict[str, object]]:
+        """Means and intervals, as :meth:`summary`."""
+        return self.summary()
+
+    def plot(self, moment: Moment = "initial") -> Any:
+        """As :meth:`figure`."""
+        return self.figure(moment)
 
     def rows(self) -> list[dict[str, object]]:
         """One mapping for each value; NaN is ``None``."""
@@ -286,7 +302,8 @@ class InitializationComparison:
     def _check(self, quantity: str, moment: str) -> None:
         if quantity not in self.quantities:
             raise ValueError(
-                f"{quantity!r} was not measured; choose from "
+                f"{quantity!r} was not measured; "
+                f"{meant(quantity, self.quantities)}choose from "
                 f"{', '.join(self.quantities)}."
             )
         if moment not in self.moments:

@@ -201,7 +201,7 @@ def compare_initializations(
         settings={
             "network": type(module).__name__,
             "noise_std": noise_std,
-            "data_range": 1.0 if data_range is None else data_range,
+            "data_range": data_range,
             "prior": prior.knows if isinstance(prior, GaussianPrior) else PRIOR,
             "epsilon": epsilon,
             "attacks": [e.name for e in engines],

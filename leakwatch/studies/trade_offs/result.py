@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, final
 
 from leakwatch.defenses.budget import Unit
+from leakwatch.notebook import Tabular
 from leakwatch.reporting.ledger.storage import write_atomically
+from leakwatch.reporting.words import count
 from leakwatch.studies.files import csv_bytes, save_study
 from leakwatch.studies.trade_offs.conclusions import conclude
 from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker, Outcome
@@ -25,8 +27,8 @@ __all__ = ["TradeOff"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class TradeOff:
+@dataclass(frozen=True, eq=False, repr=False)
+class TradeOff(Tabular):
     """All cells of a trade-off, and what follows from them.
 
     Attributes:
@@ -77,6 +79,21 @@ class TradeOff:
             seeds=len({cell.seed for cell in self.cells}),
             settings=self.settings,
         )
+
+    def __repr__(self) -> str:
+        return (
+            f"TradeOff({', '.join(self.defenses)}: "
+            f"{count(len(self.cells), 'training')}, "
+            f"attackers {', '.join(self.attackers)})"
+        )
+
+    def records(self) -> list[dict[str, object]]:
+        """One row for each defense and budget, NaN as ``None``."""
+        return [row.flat() for row in self.summary]
+
+    def plot(self) -> Any:
+        """As :meth:`figure`."""
+        return self.figure()
 
     def samples(self) -> list[dict[str, object]]:
         """One mapping for each attack on each message; NaN is ``None``."""
