@@ -179,7 +179,8 @@ def resolve(names: str | Score | Iterable[str | Score]) -> tuple[Score, ...]:
 
 
 def _refuse(name: object) -> NoReturn:
-    near = meant(name, (*_SCORES, *_GROUPS))
+    group = isinstance(name, str) and name in _GROUPS
+    near = "" if group else meant(name, (*_SCORES, *_GROUPS))
     raise ValueError(f"unknown score {name!r}; {near}choose from {_choices()}")
 
 
