@@ -11,10 +11,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    import pandas as pd
+from typing import Any, Final
 
 __all__ = ["Tabular", "dots", "needed", "pictures"]
 
@@ -49,15 +46,14 @@ class Tabular(ABC):
     def records(self) -> Sequence[Mapping[str, Any]]:
         """The rows: column ↦ value, with the same columns in each."""
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> Any:
         """The rows as a pandas DataFrame.
 
         Raises:
             ModuleNotFoundError: If pandas is not installed.
         """
         pandas = needed("pandas", f"{type(self).__name__}.to_dataframe()")
-        frame: pd.DataFrame = pandas.DataFrame(list(self.records()))
-        return frame
+        return pandas.DataFrame(list(self.records()))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the short form, and the first rows as a table."""

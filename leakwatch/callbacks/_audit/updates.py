@@ -156,7 +156,7 @@ class _RoundAudit:
             seed=self._plan.seed,
             restarts=self._plan.restarts,
             time_limit=self._plan.time_limit,
-            progress=teller(self._plan.attack.name),
+            progress=teller(attack.name),
         )
 
     # -- rows ------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def risk_over_epochs(
     height: int = 420,
     noise_std: float | None = None,
     floor: float | None = None,
+    lead: str = "",
 ) -> Any | None:
     """Draw each quantity over training: median, 5–95 % band, most exposed samples.
 
@@ -56,6 +57,7 @@ def risk_over_epochs(
         height: Height in pixels.
         noise_std: Noise that the predictions assume, for the subtitle.
         floor: PSNR (dB) of a blind guess, drawn as a line.
+        lead: The quantity to start with. Default: the predicted PSNR.
 
     Returns:
         A plotly figure, with a menu when there is more than one quantity.
@@ -65,7 +67,7 @@ def risk_over_epochs(
         return None
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
-    for name in ordered(table.quantities):
+    for name in ordered(table.quantities, lead):
         quantity = describe(name, quantities)
         groups[name], layouts[name] = _risk_traces(
             table, quantity, class_names, worst=worst, floor=floor

@@ -101,6 +101,8 @@ def _render(ledger: RiskLedger, shared: bool, live: bool) -> str:
     shown = everything.where(lambda name: name in ACHIEVED or name in table.quantities)
     pictures = _pictures(ledger)
     headline = find_headline(table)
+    # What leads the page leads every figure and table of it.
+    lead = "" if headline is None else headline.quantity
     noun = facts.message.noun
     risk = risk_over_epochs(
         shown,
@@ -108,14 +110,15 @@ def _render(ledger: RiskLedger, shared: bool, live: bool) -> str:
         facts.class_names,
         noise_std=facts.noise_std,
         floor=facts.floor,
+        lead=lead,
     )
     attacks = make_attacks(everything, ledger.attacks(), facts)
-    samples = make_sample_table(table, facts, pictures)
+    samples = make_sample_table(table, facts, pictures, lead)
     glossary = make_glossary(everything, facts.quantities)
     sections = [
         Section("attacks", "What attacks achieved", attacks),
         Section("training", "During training", make_panel("fig-risk", risk)),
-        Section("classes", "By class", make_classes(shown, table, facts)),
+        Section("classes", "By class", make_classes(shown, table, facts, lead)),
         Section("samples", "Samples", samples),
         Section("spectrum", f"What the {noun} sees", _spectra(ledger, noun)),
         Section("layers", "Which layer leaks", make_layers(everything)),
