@@ -108,8 +108,8 @@ def decibel_range(values: Iterable[float]) -> list[float]:
         values: In dB; what is not finite is left out.
 
     Example:
-        >>> decibel_range([21.0, 33.0]), decibel_range([8.2, float("nan"), 51.0])
-        ([10.0, 40.0], [7.2, 52.0])
+        >>> decibel_range([21.0, 33.0]), decibel_range([8.5, float("nan"), 51.0])
+        ([10.0, 40.0], [7.5, 52.0])
     """
     finite = [float(value) for value in values if math.isfinite(value)]
     low = min([10.0, *(value - 1.0 for value in finite if value < 10.0)])

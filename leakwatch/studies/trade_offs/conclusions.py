@@ -94,9 +94,10 @@ def _cheapest(overview: Overview, lead: Lead) -> Iterator[str]:
         best = max(holding, key=lambda row: row.accuracy)
         lost = plain[0].accuracy - best.accuracy if plain else math.nan
         cost = "" if math.isnan(lost) else f", {_points(lost)} without a defense"
+        epsilon = f", ε = {best.epsilon:.3g}" if math.isfinite(best.epsilon) else ""
         yield (
             f"{_name(best, overview)}: at most {_decibels(lead.spread(best)[1])} "
-            f"({lead.words}) at an accuracy of {best.accuracy:.1%}{cost}."
+            f"({lead.words}) at an accuracy of {best.accuracy:.1%}{cost}{epsilon}."
         )
     elif known:
         near = min(known, key=lambda row: lead.spread(row)[1])
