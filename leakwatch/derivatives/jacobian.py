@@ -259,6 +259,27 @@ class GradientJacobian:
             by_layer=by_layer,
         )
 
+    def at_image(self, sample: int, x: Float[Tensor, "*shape"]) -> GradientJacobian:
+        """The same for another image with the label of a sample.
+
+        What was found out about the network is not found out again: that its layers
+        come apart, and, where it bends at the sample, that it does.
+
+        Args:
+            sample: position in the batch.
+            x: the other image, a network input.
+        """
+        there = GradientJacobian(
+            self.gradients,
+            x[None],
+            self.y[sample : sample + 1],
+            input_scale=self.input_scale,
+        )
+        known = self._workspace.straight
+        bends = known is not None and known[sample] is False
+        there._workspace = self._workspace.elsewhere(False if bends else None)
+        return there
+
     def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
         """J of one sample as a dense matrix, for small networks and checks."""
         directions = torch.diag(self.input_scale)

@@ -35,7 +35,7 @@ from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores.settings import Settings
 from leakwatch.spectrum.box import BoxMinima, minima_in_box
 
-__all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
+__all__ = ["DRAWS", "Bend", "InRange", "PixelRange", "noise_as_it_arrives"]
 
 #: Draws of the noise over which predictions are averaged; those of large images, whose
 #: many pixels average too, are fewer.
@@ -73,6 +73,20 @@ class InRange:
         if math.isnan(decibels):
             return InRange(self.squared, self.exact, straight=True)
         return InRange(self.squared * 10 ** (-decibels / 10), self.exact)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bend:
+    """What a prediction gains where the network is not linear.
+
+    Attributes:
+        decibels: the gain.
+        end: z − x where the attack of the first draw ends, ``(d_x,)``.
+    """
+
+    decibels: float
+    end: Float[Tensor, " d_x"]
 
 
 @final
@@ -139,9 +153,9 @@ class PixelRange:
         size = self.h.diagonal().clamp_min(0).sqrt()
         other = self.h + _ROUNDED * eps * size[:, None] * (off + off.T) * size
         found = [self._minima(h, drawn, settings, noise_std) for h in (self.h, other)]
-        if not all(one.exact for minima in found for one in minima):
+        if not all(bool(minima.converged.all()) for minima in found):
             return False
-        a, b = (torch.stack([m.delta for m in minima]).norm() for minima in found)
+        a, b = (minima.delta.norm() for minima in found)
         return bool(20 * (a / b).log10().abs() < _SETTLED_DB)
 
     def errors(
@@ -158,38 +172,45 @@ class PixelRange:
         found = self._minima(self.h, arrived, settings, noise_std)
         return InRange(found.delta.square().sum(1), bool(found.converged.all()))
 
-    def bend(self, settings: Settings, noise_std: float) -> float:
-        """Decibels that the prediction gains where the network is not linear.
+    def bend(
+        self, settings: Settings, noise_std: float, near: Bend | None = None
+    ) -> Bend:
+        """What the prediction gains where the network is not linear.
 
         Args:
             settings: the prior.
             noise_std: s.
+            near: the same for another noise; the search begins there.
 
         Returns:
             The change for the first draw, with the Jacobian half way between the image
-            and where the attack ends; 0 where none but that at the image is known, NaN
-            where the network gives no finite one.
+            and where the attack ends; 0 dB where none but that at the image is known,
+            NaN where the network gives no finite one.
         """
-        if self.elsewhere is None:
-            return 0.0
         arrived = noise_std * self.noise[:1]
         first = self._minima(self.h, arrived, settings, noise_std).delta[0]
-        straight = change = float(first.norm())
-        last, decibels = first, 0.0
+        straight = float(first.norm())
+        if self.elsewhere is None or straight == 0:
+            return Bend(0.0, first)
+        last = first
+        if near is not None and math.isfinite(near.decibels):
+            size = float(near.end.norm())
+            shorter = straight * 10 ** (-near.decibels / 20)
+            last = near.end * (shorter / size) if size > 0 else first
+        change = float(last.norm())
         for _ in range(_LOOKS):
             h, pulled = self.elsewhere(last / 2)
             if not bool(torch.isfinite(h).all() and torch.isfinite(pulled).all()):
-                return math.nan
+                return Bend(math.nan, last)
             there = self._minima(h, noise_std * pulled[None], settings, noise_std)
             # Half of the way: a step alone turns back and forth around the answer.
             last = (last + there.delta[0]) / 2
             before, change = change, float(last.norm())
-            if change == 0:
-                return 0.0
-            decibels = 20 * math.log10(straight / change)
+            if change == 0 or before == 0:
+                return Bend(0.0, last)
             if abs(20 * math.log10(before / change)) < _SETTLED_DB:
                 break
-        return decibels
+        return Bend(20 * math.log10(straight / change), last)
 
     def _minima(
         self,
