@@ -8,7 +8,8 @@ A guess costs a Cholesky factor of the free entries, n_free³/3. Where many b sh
 M, :func:`minima_in_box` finds all minima together, to a few digits, from one factor:
 alternating directions (Boyd et al. 2011, §5.2; over-relaxed as there in §3.4.3) between
 the quadratic and the box, after M was scaled to a diagonal of ones. A step is one
-product of all right-hand sides with one matrix.
+product of all right-hand sides with one matrix. What these do not reach, active sets
+finish.
 """
 
 from __future__ import annotations
@@ -36,13 +37,10 @@ class BoxMinima(NamedTuple):
     Attributes:
         delta: points of the box, ``(*batch, k, n)``.
         converged: whether each is the minimum to the tolerance, ``(*batch, k)``.
-        pressure: multipliers of the box, in the units of M's scaled diagonal; with
-            ``delta`` a start for a problem nearby.
     """
 
     delta: Float[Tensor, "*batch k n"]
     converged: Bool[Tensor, "*batch k"]
-    pressure: Float[Tensor, "*batch k n"]
 
 
 def minima_in_box(
@@ -51,7 +49,6 @@ def minima_in_box(
     low: Float[Tensor, "*batch n"],
     high: Float[Tensor, "*batch n"],
     *,
-    start: BoxMinima | None = None,
     tolerance: float = 1e-3,
     steps: int = _STEPS,
 ) -> BoxMinima:
@@ -62,7 +59,6 @@ def minima_in_box(
         b: slopes at Δ = 0, ``(*batch, k, n)``.
         low: at most 0, may be −∞.
         high: at least 0, may be ∞.
-        start: minima of a problem nearby.
         tolerance: of Δ's length, what further steps would still change.
         steps: at most.
 
@@ -90,8 +86,7 @@ def minima_in_box(
     constant = (b * unit) @ inverse
     bottom, top = low[..., None, :] / unit, high[..., None, :] / unit
     inverse *= _PENALTY
-    point = torch.zeros_like(b) if start is None else start.delta / unit
-    force = torch.zeros_like(b) if start is None else start.pressure
+    point = force = torch.zeros_like(b)
     before, converged = point, torch.zeros_like(b[..., 0], dtype=torch.bool)
     last = torch.zeros_like(b[..., 0])
     for step in range(1, steps + 1):
@@ -109,7 +104,22 @@ def minima_in_box(
             if bool(converged.all()):
                 break
             before, last = point, changed
-    return BoxMinima(point * unit, converged, force)
+    found = BoxMinima(point * unit, converged)
+    return found if bool(converged.all()) else _finished(m, b, low, high, found)
+
+
+def _finished(
+    m: Tensor, b: Tensor, low: Tensor, high: Tensor, found: BoxMinima
+) -> BoxMinima:
+    """The same with minima by active sets where the steps did not reach them."""
+    delta, converged = found.delta.clone(), found.converged.clone()
+    for place in (~converged).nonzero().tolist():
+        i = tuple(place[:-1])
+        if bool(delta[*place].isfinite().all()):
+            delta[*place], converged[*place] = _by_faces(
+                m[i], b[*place], low[i], high[i], delta[*place]
+            )
+    return BoxMinima(delta, converged)
 
 
 def minimum_in_box(
@@ -136,9 +146,31 @@ def minimum_in_box(
         >>> minimum_in_box(m, b, torch.tensor([0.0, 0.0]), torch.tensor([9.0, 9.0]))
         tensor([1., 0.])
     """
-    best = _along_slope(m, b, low, high)
+    start = _along_slope(m, b, low, high)
+    return _by_faces(m, b, low, high, torch.zeros_like(b), start)[0]
+
+
+def _by_faces(
+    m: Tensor,
+    b: Tensor,
+    low: Tensor,
+    high: Tensor,
+    delta: Tensor,
+    best: Tensor | None = None,
+) -> tuple[Tensor, bool]:
+    """The minimum, and whether the guesses ended.
+
+    Args:
+        m: as in :func:`minimum_in_box`, like the next three.
+        b: slope.
+        low: bound.
+        high: bound.
+        delta: whose pressed entries are the first guess.
+        best: a point of the box that the result must not be worse than; default: that.
+    """
+    best = delta if best is None else best
     value = _quadratic(m, b, best)
-    delta, force = torch.zeros_like(b), -b
+    force = -(m @ delta + b)
     # The multipliers' unit, so that pixels and forces can be compared.
     unit = float(m.diagonal().mean())
     before: tuple[Tensor, Tensor] | None = None
@@ -148,7 +180,7 @@ def minimum_in_box(
         if before is not None and all(
             torch.equal(x, y) for x, y in zip(before, (at_low, at_high), strict=True)
         ):
-            break
+            return best, True
         before = at_low, at_high
         pressed = torch.where(at_high, high, torch.where(at_low, low, 0.0))
         free = ~(at_low | at_high)
@@ -163,7 +195,7 @@ def minimum_in_box(
         force = -(m @ delta + b)
         # Exactly in balance; rounding must not decide about these.
         force = torch.where(free, 0.0, force)
-    return best
+    return best, False
 
 
 def _solved(m: Tensor, b: Tensor, pressed: Tensor, free: Tensor) -> Tensor | None:

@@ -96,14 +96,6 @@ class TestMinimaInBox:
         ratio = rough.square().sum(1) / fine.square().sum(1)
         assert float((10 * ratio.log10()).abs().max()) < 0.02
 
-    def test_a_start_nearby_is_made_use_of(self) -> None:
-        m, b = spd(80, 1), torch.linspace(-3, 3, 80, dtype=torch.float64)[None]
-        low = torch.full((80,), -0.05, dtype=torch.float64)
-        end = minima_in_box(m, b, low, -low, tolerance=1e-10, steps=9000)
-        near = minima_in_box(m, 1.001 * b, low, -low, start=end, steps=10).delta
-        far = minima_in_box(m, 1.001 * b, low, -low, steps=10).delta
-        assert float((near - end.delta).norm()) < 0.1 * float((far - end.delta).norm())
-
     def test_agree_with_bounded_least_squares(self) -> None:
         generator = torch.Generator().manual_seed(5)
         a = torch.randn(40, 30, generator=generator, dtype=torch.float64)
