@@ -220,6 +220,18 @@ class GradientJacobian:
         back = self.gradients.vjp(self.x, self.y, u.to(self.dtype), self._weight)
         return back * self.input_scale
 
+    def normalized_pulls(
+        self, u: Float[Tensor, "rows d_theta"]
+    ) -> Float[Tensor, "batch rows d_x"]:
+        """J̃ᵀ u of every sample for each of several u."""
+        batch, rows = len(self.x), len(u)
+        x, y, weight = (
+            t.repeat_interleave(rows, 0) for t in (self.x, self.y, self._weight)
+        )
+        cotangents = u.to(self.dtype).expand(batch, -1, -1).reshape(batch * rows, -1)
+        back = self.gradients.vjp(x, y, cotangents, weight) * self.input_scale
+        return back.view(batch, rows, -1)
+
     def normal(self, *, cosine: bool = False) -> NormalOperator:
         """H̃ = J̃ᵀJ̃ as an operator for the spectrum solvers.
 

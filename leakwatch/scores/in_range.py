@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -24,7 +23,9 @@ from leakwatch.status import Status
 
 # Of a PSNR, twice its standard error: an error off by a tenth.
 _SURE_DB = 1.0
-_DOUBLINGS = 60
+_TRIES = 60
+# Decibels for each e-fold of noise, where only one prediction is known.
+_SLOPE = 6.0
 # Predictions above this are those of a linear network: the image hardly moves.
 _STRAIGHT_DB = 25.0
 # Rounds between the noise that a linear network needs and what it gains where it bends.
@@ -269,7 +270,7 @@ class _Line:
 
     def predicted(self, s: float) -> float:
         """Infinite where there is none."""
-        log = math.log(s)
+        log = round(math.log(s), 12)
         if log not in self.seen:
             value = i2f_range_psnr(self.spectrum, replace(self.settings, noise_std=s))
             usable = value.status.usable
@@ -284,61 +285,54 @@ class _Line:
         Returns:
             ``least`` where that is enough; ``None`` where no noise is.
         """
-        low = max(self.least, self.floor)
-        if self.settings.prior is not None:
-            # It may take less than for the average image of the prior.
-            while low > 2 * self.floor > 0 and self.predicted(low) <= aim:
-                low /= 2
+        given, low = self.settings.noise_std, max(self.least, self.floor)
         if low == 0:
             return self.least
-        if self.predicted(low) <= aim:
-            # Then it is less than what rounding may hide, or what they need who don't
-            # know the range.
-            if not 0 < self.least < low or self.predicted(self.least) <= aim:
-                return self.least
-            low = self.least
+        if given is not None and given >= low:
+            self.predicted(given)  # known already
+        if all(db <= aim for db in self.seen.values()) and not self._shown(low, aim):
+            return self.least
         aim -= _FOUND_DB
-        high = 2 * low
-        for _ in range(_DOUBLINGS):
-            if any(db <= aim for db in self.seen.values()):
-                break
-            self.predicted(high)
-            high *= 2
-        else:
-            return None
+        for turn in range(_TRIES):
+            below = [at for at, db in self.seen.items() if db <= aim]
+            if below:
+                high = min(below)
+                above = (at for at, db in self.seen.items() if db > aim and at < high)
+                last = max(above, default=high - 1)
+                if high - last <= _LOG_NOISE:
+                    return math.exp(high)
+                log = self._between(last, high, aim, halve=turn % 3 == 2)
+            else:
+                log = max(self.seen)
+                log += self._step(log, aim)
+            s = math.exp(log)
+            if abs(self.predicted(s) - aim) <= _FOUND_DB:
+                return s
+        return None
 
-        def above(log: float) -> float:
-            return self.predicted(math.exp(log)) - aim
+    def _shown(self, low: float, aim: float) -> bool:
+        """Whether there is a noise at which a prediction is above ``aim``."""
+        end = self.floor if self.settings.prior is not None else low
+        while self.predicted(low) <= aim:
+            if low <= end or not end:
+                # Then it is less than what rounding may hide, or what they need who
+                # don't know the range.
+                return 0 < self.least < low and self.predicted(self.least) > aim
+            # It may take less than for the average image of the prior.
+            low = max(low * math.exp(self._step(math.log(low), aim)), end)
+        return True
 
-        return math.exp(_root(above, *self._around(aim)))
+    def _step(self, log: float, aim: float) -> float:
+        """From there towards the aim, further where it is far away."""
+        fall = (self.predicted(math.exp(log)) - aim) / _SLOPE
+        if not math.isfinite(fall):
+            return 1.0
+        return math.copysign(min(max(abs(fall), 0.3), 3.0), fall)
 
-    def _around(self, aim: float) -> tuple[float, float]:
-        top = min(log for log, db in self.seen.items() if db <= aim)
-        above = (log for log, db in self.seen.items() if db > aim and log < top)
-        return max(above, default=top - math.log(2)), top
-
-
-def _root(above: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is within a few hundredths of zero (Illinois rule)."""
-    first, last = above(low), above(high)
-    side = 0
-    while high - low > _LOG_NOISE:
-        middle = (low + high) / 2
-        if math.isfinite(first) and first > last:
-            middle = low + (high - low) * first / (first - last)
-            middle = min(max(middle, low + _LOG_NOISE / 2), high - _LOG_NOISE / 2)
-        found = above(middle)
-        if abs(found) <= _FOUND_DB:
-            return middle
-        if found > 0:
-            low, first = middle, found
-            last = last / 2 if side > 0 else last
-            side = 1
-        else:
-            high, last = middle, found
-            first = first / 2 if side < 0 else first
-            side = -1
-    return high
+    def _between(self, low: float, high: float, aim: float, *, halve: bool) -> float:
+        first, last = (self.predicted(math.exp(at)) - aim for at in (low, high))
+        share = first / (first - last) if math.isfinite(first) else 0.5
+        return low + (high - low) * (0.5 if halve else min(max(share, 0.05), 0.95))
 
 
 def _errors(

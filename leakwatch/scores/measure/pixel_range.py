@@ -42,6 +42,8 @@ __all__ = ["DRAWS", "Bend", "InRange", "PixelRange", "noise_as_it_arrives"]
 DRAWS: Final = 16
 _DRAWN_PIXELS: Final = 8192
 _FEWEST: Final = 8
+# Entries of gradients that are drawn for all samples at once.
+_DRAWN_NUMBERS: Final = 2**25
 # Looks half way, and decibels by which the last one may still change a prediction.
 _LOOKS: Final = 4
 _SETTLED_DB: Final = 0.3
@@ -273,12 +275,17 @@ def noise_as_it_arrives(
     if draws is None:
         draws = max(_FEWEST, min(DRAWS, _DRAWN_PIXELS // d_x))
     generator = torch.Generator(device="cpu").manual_seed(seed)
+    together = max(1, min(draws, _DRAWN_NUMBERS // (batch * d_theta)))
     arrived = []
-    for _ in range(draws):
-        xi = torch.randn(
-            d_theta, generator=generator, dtype=torch.float32, device="cpu"
-        )
-        xi = xi.to(jacobian.scale.device, jacobian.dtype)
-        there = jacobian.normalized_rmatvec(xi.expand(batch, -1))
-        arrived.append(there.double() * jacobian.scale[:, None])
-    return torch.stack(arrived, 1)
+    for start in range(0, draws, together):
+        rows = min(together, draws - start)
+        # One after the other: a draw must not depend on how many are taken together.
+        xi = torch.stack(
+            [
+                torch.randn(d_theta, generator=generator, dtype=torch.float32)
+                for _ in range(rows)
+            ]
+        ).to(jacobian.scale.device, jacobian.dtype)
+        there = jacobian.normalized_pulls(xi).double()
+        arrived.append(there * jacobian.scale[:, None, None])
+    return torch.cat(arrived, 1)
