@@ -1,4 +1,4 @@
-"""Twenty clients with ten digits each, federated by Flower and watched by leakwatch.
+"""Twenty clients with two digits each, federated by Flower and watched by leakwatch.
 
     pip install "lightning-leakwatch[flower,demo,report]" "flwr[simulation]"
     python examples/flower_mnist.py
@@ -30,7 +30,7 @@ from leakwatch.federated import FederatedAveraging
 from leakwatch.integrations.flower import AuditingStrategy, LeakageMod
 from leakwatch.models import build_model, initialize
 
-TRAINING = LocalTraining(epochs=2, batch_size=5, lr=0.1)
+TRAINING = LocalTraining(epochs=2, batch_size=2, lr=0.02)
 
 
 def network() -> nn.Module:
@@ -43,7 +43,7 @@ def network() -> nn.Module:
 def federation(clients: int) -> ClientsDataModule:
     """The digits of all clients, the same in every process."""
     data = ClientsDataModule(
-        MNISTSample(), "fixed", clients=clients, per_client=10, seed=0
+        MNISTSample(), "fixed", clients=clients, per_client=2, seed=0
     )
     data.prepare_data()
     data.setup()
@@ -58,7 +58,7 @@ def digits(client: int, clients: int) -> tuple[Tensor, Tensor]:
 def main(
     clients: int = 20,
     rounds: int = 2,
-    max_psnr: float | None = 40.0,
+    max_psnr: float | None = 15.0,
     attacked: int = 2,
     steps: int = 300,
     directory: str = "leakwatch-flower",
@@ -86,7 +86,7 @@ def main(
         network,
         mine,
         TRAINING,
-        audit=UpdateAudit(attack=None, products=40, **about),
+        audit=UpdateAudit(attack=None, products=40, blocks=False, **about),
         max_psnr=max_psnr,
         directory=Path(directory).absolute() / "clients",
         class_names=data.class_names,
@@ -119,7 +119,12 @@ def main(
             # Simulated, so the truth is known: the report says how near attacks came.
             samples=lambda client: digits(client, clients),
             audit=UpdateAudit(
-                clients=attacked, attack="sme", steps=steps, products=40, **about
+                clients=attacked,
+                attack="sme",
+                steps=steps,
+                products=40,
+                blocks=False,
+                **about,
             ),
             directory=Path(directory).absolute() / "server",
             class_names=data.class_names,
@@ -142,7 +147,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--max-psnr", type=float, default=40.0, help="dB")
+    parser.add_argument("--max-psnr", type=float, default=15.0, help="dB")
     parser.add_argument("--attacked", type=int, default=2)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--directory", default="leakwatch-flower")

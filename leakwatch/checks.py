@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leakwatch.names import meant
+
 __all__ = [
     "check_choice",
     "check_classes",
@@ -113,8 +115,10 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     # Of an array "in" has no answer.
     if not isinstance(value, str) or value not in choices:
+        near = meant(value, choices) if isinstance(value, str) else ""
         raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}."
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+            + (f"; {near.strip()}" if near else ".")
         )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+from leakwatch.names import meant
+from leakwatch.notebook import Tabular, dots
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -53,7 +58,7 @@ class Status(NamedTuple):
 OK: Final = Status("ok")
 
 
-class Measured(Mapping[str, "Tensor"]):
+class Measured(Mapping[str, "Tensor"], Tabular):
     """Values of samples by name, each with a status: base of what measuring returns.
 
     Attributes:
@@ -71,11 +76,58 @@ class Measured(Mapping[str, "Tensor"]):
         value: Tensor = self.numbers[name]
         return value
 
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self._shape()))
+        names = ", ".join(self.numbers)
+        return f"{type(self).__name__}({shape} samples: {shortened(names, 60)})"
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.numbers)
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row for each sample: its place, its values, and what is wrong with them.
+
+        A value that can't be read is NaN.
+        """
+        shape = self._shape()
+        axes = ("client", "sample")[-len(shape) :]
+        rows: list[dict[str, Any]] = []
+        for place in product(*map(range, shape)):
+            row: dict[str, Any] = dict(zip(axes, place, strict=True))
+            doubts = []
+            for name, values in self.numbers.items():
+                status = _at(self.status[name], place)
+                row[name] = float(values[place]) if status.usable else math.nan
+                if status != OK:
+                    doubts.append(f"{name}: {status}")
+            rows.append({**row, "status": "; ".join(doubts) or "ok"})
+        return rows
+
+    def plot(self, name: str | None = None) -> Any:
+        """One quantity of every sample, largest first: a plotly figure.
+
+        Args:
+            name: of the quantity. Default: the first.
+
+        Raises:
+            KeyError: if that name is not in the result.
+            ModuleNotFoundError: plotly is not installed.
+        """
+        name = next(iter(self.numbers)) if name is None else name
+        self._check(name)
+        rows = self.records()
+        return dots(
+            [row[name] for row in rows],
+            [str(row["status"]) for row in rows],
+            title=f"{name} of {len(rows)} samples",
+            axis=name,
+        )
+
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(next(iter(self.numbers.values())).shape) if self.numbers else (0,)
 
     def usable(self, name: str) -> Bool[Tensor, "..."]:
         """Which samples have a number worth reading, shaped as the numbers.
@@ -91,9 +143,17 @@ class Measured(Mapping[str, "Tensor"]):
     def _check(self, name: str) -> None:
         if name not in self.numbers:
             raise KeyError(
-                f"no {self.kind} {name!r} in this result; it holds "
+                f"no {self.kind} {name!r} in this result; "
+                f"{meant(name, self.numbers)}it holds "
                 f"{', '.join(self.numbers)}"
             )
+
+
+def _at(status: Any, place: tuple[int, ...]) -> Status:
+    for i in place:
+        status = status[i]
+    found: Status = status
+    return found
 
 
 def _usable(status: Sequence[Any]) -> list[Any]:

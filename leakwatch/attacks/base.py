@@ -64,6 +64,7 @@ from leakwatch.attacks.start import Start
 from leakwatch.attacks.verdict import mismatch, uninformed, verdict
 from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import GradientMap
+from leakwatch.names import meant
 from leakwatch.priors import GaussianPrior
 from leakwatch.status import Status
 
@@ -574,7 +575,8 @@ def refuse_unknown(attack: str, asked: Iterable[str], settings: Iterable[str]) -
     unknown = sorted(set(asked).difference(settings))
     if unknown:
         raise ValueError(
-            f"unknown setting {', '.join(unknown)} of attack {attack!r}; choose from "
+            f"unknown setting {', '.join(unknown)} of attack {attack!r}; "
+            f"{meant(unknown[0], settings)}choose from "
             f"{', '.join(settings)}."
         )
 

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar, final
 
 from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer
+from leakwatch.names import unknown
 
 __all__ = ["PublishedAttack", "Registry"]
 
@@ -110,10 +111,7 @@ class Registry(Generic[A]):
             ValueError: if there is none; lists those that there are.
         """
         if name not in self._presets:
-            raise ValueError(
-                f"unknown {self._kind} {name!r}; choose from "
-                f"{', '.join(self._presets)}."
-            )
+            raise ValueError(unknown(self._kind, name, self._presets))
         return self._presets[name]
 
     def resolve(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from leakwatch.notebook import Tabular, pictures
 from leakwatch.status import Status
 
 __all__ = ["Reconstruction", "UpdateReconstruction"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
+@dataclass(frozen=True, eq=False, repr=False)
+class Reconstruction(Tabular):
     """Reconstructed samples, detached, on the device of the gradients.
 
     Attributes:
@@ -61,6 +63,41 @@ class Reconstruction:
     practical: bool = True
     history: Float[Tensor, "checks restarts targets"] | None = None
 
+    def __repr__(self) -> str:
+        words = Counter(status.word for status in self.status)
+        said = ", ".join(f"{count} {word}" for word, count in words.items())
+        return f"Reconstruction({self.attack}, {self.start} start: {said})"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row for each target: how well it was matched, and what that is worth."""
+        return [
+            {
+                "target": i,
+                "label": self.labels[i].tolist(),
+                "loss": float(self.loss[i]),
+                "relative": float(self.relative[i]),
+                "iterations": int(self.iterations[i]),
+                "status": str(status),
+            }
+            for i, status in enumerate(self.status)
+        ]
+
+    def plot(
+        self, originals: Float[Tensor, "targets ..."] | None = None, most: int = 10
+    ) -> Any:
+        """The images, below the originals if they are given: a plotly figure.
+
+        Args:
+            originals: network inputs, shaped as ``images``; they set black and white.
+            most: how many targets to show.
+
+        Raises:
+            ValueError: for samples that are neither grey nor RGB images, and for
+                originals of another shape.
+            ModuleNotFoundError: plotly is not installed.
+        """
+        return _drawn(self.images, self.status, originals, most)
+
     @property
     def best_restart(self) -> Int[Tensor, " targets"]:
         """Which restart was returned, by its matching distance."""
@@ -73,8 +110,8 @@ class Reconstruction:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class UpdateReconstruction:
+@dataclass(frozen=True, eq=False, repr=False)
+class UpdateReconstruction(Tabular):
     """Reconstructed samples of federated clients, detached.
 
     An update says nothing about the order of a client's samples: align images with
@@ -116,7 +153,67 @@ class UpdateReconstruction:
     attack: str
     history: Float[Tensor, "checks restarts clients"]
 
+    def __repr__(self) -> str:
+        words = Counter(status.word for status in self.status)
+        said = ", ".join(f"{count} {word}" for word, count in words.items())
+        return f"UpdateReconstruction({self.attack}: {said})"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row for each client: how well its update was matched."""
+        return [
+            {
+                "client": i,
+                "labels": self.labels[i].tolist(),
+                "loss": float(self.loss[i]),
+                "alpha": float(self.alpha[i]),
+                "status": str(status),
+            }
+            for i, status in enumerate(self.status)
+        ]
+
+    def plot(self, client: int = 0, most: int = 10) -> Any:
+        """The images of one client: a plotly figure.
+
+        Args:
+            client: which.
+            most: how many samples to show.
+
+        Raises:
+            ValueError: for samples that are neither grey nor RGB images.
+            ModuleNotFoundError: plotly is not installed.
+        """
+        images = self.images[client]
+        return _drawn(images, (self.status[client],) * len(images), None, most)
+
     @property
     def best_restart(self) -> Int[Tensor, " clients"]:
         """Which restart was returned, by its distance."""
         return self.restart_loss.argmin(0)
+
+
+def _drawn(
+    images: Tensor, status: tuple[Status, ...], originals: Tensor | None, most: int
+) -> Any:
+    if originals is not None and originals.shape != images.shape:
+        raise ValueError(
+            f"originals have shape {tuple(originals.shape)}, expected that of the "
+            f"images: {tuple(images.shape)}."
+        )
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(
+            f"only grey or RGB images can be drawn, (targets, 1 or 3, height, width); "
+            f"these are {tuple(images.shape)}."
+        )
+    scale = images if originals is None else originals
+    low = scale.amin((0, 2, 3), keepdim=True)
+    span = (scale.amax((0, 2, 3), keepdim=True) - low).clamp_min(1e-12)
+
+    def shown(x: Tensor) -> list[Any]:
+        grey = ((x[:most] - low) / span).clamp(0, 1).mul(255).round()
+        whole = grey.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        return [image.byte().cpu().numpy() for image in whole]
+
+    rows = {} if originals is None else {"original": shown(originals)}
+    rows["rebuilt"] = shown(images)
+    words = [f"{i}: {s.word}" for i, s in enumerate(status[:most])]
+    return pictures(rows, words)

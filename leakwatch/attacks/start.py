@@ -13,6 +13,7 @@ from torch import Tensor
 
 from leakwatch.attacks.pixels import PixelScale
 from leakwatch.checks import check_number
+from leakwatch.names import unknown
 
 __all__ = ["Start", "StartKind", "stream"]
 
@@ -64,9 +65,7 @@ class Start:
         radius: float = 0.0,
     ) -> None:
         if name not in get_args(StartKind):
-            raise ValueError(
-                f"unknown start {name!r}; choose from {', '.join(get_args(StartKind))}."
-            )
+            raise ValueError(unknown("start", name, get_args(StartKind)))
         if (name == "near") != (truth is not None):
             raise ValueError(
                 f"start {name!r} {'needs' if name == 'near' else 'takes no'} true "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -25,10 +27,13 @@ from leakwatch.checks import (
     check_function,
     check_integer,
     check_name,
+    check_number,
 )
 from leakwatch.defenses import Defense, Needs, Reduction, perturbation
 from leakwatch.defenses.base import averaging
+from leakwatch.defenses.privacy import Accountant, PrivacyLoss, privacy_loss
 from leakwatch.derivatives import GradientMap
+from leakwatch.status import OK, Status
 
 __all__ = ["GradientDefense"]
 
@@ -96,6 +101,9 @@ class GradientDefense(Placed):
     (another callback changed it, half precision rounded it away) or its mean size not
     what was asked, by more than 5 %.
 
+    With ``delta`` the ε of differential privacy is logged as ``{name}/epsilon`` at the
+    end of every epoch, where one can be stated; see :attr:`privacy`.
+
     Args:
         defense: see :mod:`leakwatch.defenses`. Its budget is that of a message.
         reduction: how the training loss combines the samples of a micro-batch,
@@ -109,6 +117,9 @@ class GradientDefense(Placed):
         basis_memory: MiB of bases that may be kept, 8 d_x² bytes each (4.7 MiB for
             28×28, 72 MiB for 3×32×32), the least recently used going first. Room for
             fewer than the samples of an epoch is used in vain if these come in order.
+        delta: δ at which ε is stated, well below one over the number of samples;
+            ``None``: no ε is. Needs Opacus (the extra ``dp``).
+        accountant: of ε, ``"prv"`` or ``"rdp"``.
         name: first part of all log keys.
 
     Raises:
@@ -134,6 +145,8 @@ class GradientDefense(Placed):
         seed: int = 0,
         refresh_every: int = 1,
         basis_memory: float = 1024.0,
+        delta: float | None = None,
+        accountant: Accountant = "prv",
         name: str = "defense",
     ) -> None:
         super().__init__()
@@ -151,7 +164,14 @@ class GradientDefense(Placed):
         self.seed = check_integer("seed", seed, smallest=0)
         self._memory = memory_for(self.defense, refresh_every, basis_memory)
         self.refresh_every, self.basis_memory = refresh_every, basis_memory
+        if delta is not None:
+            delta = check_number("delta", delta, "(0, 1)", example=1e-5)
+        check_choice("accountant", accountant, get_args(Accountant))
+        self.delta, self.accountant = delta, accountant
         self.name = check_name("name", name)
+        # Of the data in a step, and by how much one sample can change the gradient.
+        self._rate, self._sensitivity = math.nan, math.nan
+        self._poisson = self._told = False
         self._tally = Tally()
         self._streams: dict[str, torch.Generator] = {}
         self._loaded: dict[str, Any] | None = None
@@ -164,6 +184,38 @@ class GradientDefense(Placed):
     def summary(self) -> DefenseSummary:
         """What was asked and applied, over all steps and optimisers so far."""
         return self._tally.summary
+
+    @property
+    def privacy(self) -> PrivacyLoss | None:
+        """ε of all steps so far; ``None`` without ``delta`` and before the first step.
+
+        Of :class:`leakwatch.defenses.DPSGD` as if batches were drawn independently
+        (Poisson), as all the literature states it; the status says if the loader
+        shuffles instead. Of Gaussian noise where the Trainer clips gradients by norm:
+        a sample is in one step of an epoch and changes its gradient by 2C at most.
+        """
+        steps = self._tally.steps
+        if self.delta is None or not steps:
+            return None
+        if not 0 < self._rate <= 1:
+            why = "it is not known which share of the data a step takes"
+            status = Status("undefined", why)
+            return PrivacyLoss(math.nan, self.delta, self.accountant, status)
+        clipped = math.isfinite(self._sensitivity)
+        per_sample = self.defense.needs == "sample gradients"
+        found = privacy_loss(
+            self.defense,
+            steps=steps,
+            sample_rate=self._rate,
+            delta=self.delta,
+            accountant=self.accountant,
+            sampling="poisson" if per_sample else "epochs",
+            sensitivity=self._sensitivity if clipped else None,
+        )
+        if found.status == OK and per_sample and not self._poisson:
+            why = "as if batches were drawn independently, but the loader shuffles"
+            found = replace(found, status=Status("estimated", why))
+        return found
 
     @property
     def perturb(
@@ -196,7 +248,7 @@ class GradientDefense(Placed):
         """All that changes what is shared, for the record of a run."""
         names = (
             "defense", "reduction", "criterion", "dtype", "seed", "refresh_every",
-            "basis_memory",
+            "basis_memory", "delta", "accountant",
         )  # fmt: skip
         return {"class": type(self), **{name: getattr(self, name) for name in names}}
 
@@ -236,6 +288,7 @@ class GradientDefense(Placed):
             self._tally, self._streams = Tally(), {}
             self._memory = self._new_memory()
         self._loaded = None
+        self._note_sampling(trainer)
         samples = None
         if self.defense.needs != "gradient":
             gradients = GradientMap(
@@ -306,9 +359,18 @@ class GradientDefense(Placed):
             )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warns if bases are kept that never serve again."""
-        if self._fit is not None:
-            self._fit.epoch_ended()
+        """Warns if bases are kept that never serve again; logs ε."""
+        if self._fit is None:
+            return
+        self._fit.epoch_ended()
+        spent = self.privacy
+        if spent is None or trainer.barebones:
+            return
+        if spent.status.usable:
+            pl_module.log(f"{self.name}/epsilon", spent.epsilon, on_epoch=True)
+        elif not self._told:
+            self._told = True
+            rank_zero_warn(f"leakwatch {self.name}: no ε is logged: {spent.status}")
 
     # -- afterwards ------------------------------------------------------------------
 
@@ -342,6 +404,19 @@ class GradientDefense(Placed):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where the checkpoint was made."""
         self._loaded = state_dict
+
+    def _note_sampling(self, trainer: Trainer) -> None:
+        """What ε follows from, beside the defense."""
+        batches = float(trainer.num_training_batches)
+        share = trainer.accumulate_grad_batches / batches if batches else math.nan
+        self._rate = min(1.0, share)
+        norm = trainer.gradient_clip_algorithm in (None, "norm")
+        clip = trainer.gradient_clip_val if norm else None
+        self._sensitivity = 2 * float(clip) if clip else math.nan
+        sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
+        # Of Opacus: each batch takes every sample with the same probability.
+        self._poisson = type(sampler).__name__ == "UniformWithReplacementSampler"
+        self._told = False
 
     def _remove(self) -> None:
         fit, self._fit = self._fit, None

@@ -89,6 +89,7 @@ class InversionAudit(ProbeCallback):
         seed: of probes, noise and starts.
         directory: of the ledger and the report.
         report: write ``report.html`` when training ends.
+        live: as in the monitor.
         log_images: send originals and reconstructions to remote loggers.
         verbose: print a line after each audit.
         name: first part of all log keys, and of the directory.
@@ -214,8 +215,7 @@ class InversionAudit(ProbeCallback):
 
     def arguments(self) -> dict[str, Any]:
         """All that changes what is measured."""
-        audit = {k: v for k, v in vars(self.audit).items() if k != "progress"}
-        return super().arguments() | {"audit": audit, "labels_known": True}
+        return super().arguments() | {"audit": vars(self.audit), "labels_known": True}
 
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""

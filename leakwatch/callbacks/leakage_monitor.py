@@ -104,6 +104,8 @@ class LeakageMonitor(ProbeCallback):
             directory. Never overwrites another run: where one is recorded already, a
             number is appended.
         report: write ``report.html`` when training ends, if plotly is installed.
+        live: write it after probe steps of longer trainings too, where that costs
+            less than 1 % of their time; an open page reads itself again.
         log: what loggers get: ``"summary"``, about ten keys under ``leakwatch/``, or
             ``"all"``: those of classes and of every score too, under
             ``leakwatch-class/`` and ``leakwatch-detail/``.

@@ -95,6 +95,7 @@ class RecordingCallback(Placed, Probing):
         seed: int = 0,
         directory: str | None = None,
         report: bool = True,
+        live: bool = True,
         log: str = "summary",
         log_images: bool = False,
         log_ledger: bool = False,
@@ -126,6 +127,7 @@ class RecordingCallback(Placed, Probing):
         self.seed = check_integer("seed", seed, smallest=0)
         self.directory = check_path("directory", directory)
         self.report = check_flag("report", report)
+        self.live = check_flag("live", live)
         check_choice("log", log, ("summary", "all"))
         self.logged = log  # a Trainer gives callbacks a method `log`
         self.log_images = check_flag("log_images", log_images)

@@ -95,6 +95,7 @@ class UpdateAudit(RecordingCallback):
         seed: of the drawing of clients, and of the attack's starts.
         directory: of the ledger and the report.
         report: write ``report.html`` when training ends.
+        live: as in the monitor.
         log_images: send originals and reconstructions to remote loggers.
         verbose: print a line after each audit.
         name: first part of all log keys, and of the directory.

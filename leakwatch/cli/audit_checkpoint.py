@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Literal, NoReturn
 
 from leakwatch.callbacks._probing.run import ProbeRun
+from leakwatch.callbacks._recording.bars import Lines, Terminal
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.cli.checkpoint import free_directory, load_weights, read_checkpoint
 from leakwatch.cli.record import Record
 from leakwatch.cli.subject import AttackCLI, SubjectCLI, draw
 from leakwatch.cli.tables import score_table
 from leakwatch.cli.training import quiet
+from leakwatch.progress import heard_by
 from leakwatch.reporting import write_report
 
 
@@ -72,7 +76,8 @@ def audit_checkpoint(
         )
         # All as the callback has it during training, but for the Trainer.
         run = ProbeRun(subject.monitor, subject.module, probes, _say, prepare)
-        share = run.measure(epoch, step)
+        with _progress(command):
+            share = run.measure(epoch, step)
     if share.error and not any(row.usable for row in share.rows):
         raise RuntimeError(f"the samples can't be scored: {share.error}")
     name = "initial weights" if checkpoint is None else checkpoint.path.name
@@ -102,6 +107,22 @@ def audit_checkpoint(
         raise RuntimeError(
             f"a part of it failed and is recorded without numbers: {share.error}"
         )
+
+
+@contextmanager
+def _progress(command: str) -> Iterator[None]:
+    """A bar at a terminal, lines elsewhere."""
+    title = f"leakwatch {command}"
+    if not sys.stderr.isatty():
+        with heard_by(Lines(print, title)):
+            yield
+        return
+    bar = Terminal(title)
+    try:
+        with heard_by(bar):
+            yield
+    finally:
+        bar.close()
 
 
 def _say(key: str, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
@@ -193,9 +194,8 @@ def _summary(comparison: InitializationComparison) -> str:
     parts = []
     for moment in comparison.moments:
         when = "At initialisation" if moment == "initial" else "After training"
-        parts.append(
-            f"{when}, means over seeds and samples:\n\n{comparison.table(moment)}"
-        )
-        names = (*comparison.attacks, None)
+        parts.append(textwrap.fill(f"{when}: {comparison.conclusion(moment)}", 88))
+        parts.append(f"Means over seeds and samples:\n\n{comparison.table(moment)}")
+        names = (None, *comparison.attacks)
         parts += [str(comparison.verdict(name, moment)) for name in names]
     return "\n\n".join(parts)

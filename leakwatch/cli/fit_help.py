@@ -35,9 +35,9 @@ the monitor, where it is the last callback of the config
     what and when   probes, scores, every_n_epochs, at_start, layers, seed
     assumptions     noise_std, epsilon, prior, prior_std, target_psnr, data_range, mean,
                     std, parameters, criterion, prepare
-    how             precision, solver, dtype, max_memory, products
-    what becomes    directory, name, report, log, log_images, log_ledger, verbose
-    of it
+    how             precision, budget, solver, dtype, max_memory, products
+    what becomes    directory, name, report, live, log, log_images, log_ledger,
+    of it           verbose
   `python -c "from leakwatch.callbacks import *; help(LeakageMonitor)"` explains them.
 
 examples

@@ -76,7 +76,8 @@ _COMMANDS: Final = {
     ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
     "show": _Command("show", "show", "print what a recorded run came to"),
-    "compare": _Command("show", "compare", "print recorded runs side by side"),
+    "compare": _Command("show", "compare", "print or draw recorded runs side by side"),
+    "export": _Command("export", "export", "write every value of a run into a table"),
     "check": _Command("check", "check", "check a recorded run against limits"),
     "dashboard": _Command(
         "dashboard", "dashboard", "make a W&B view of what runs have logged"
@@ -104,6 +105,8 @@ examples:
   leakwatch compare-inits --config leakwatch:compare_inits
   leakwatch trade-off --config leakwatch:trade_off
   leakwatch report runs/quickstart/version_0
+  leakwatch compare runs/one runs/other --html runs.html
+  leakwatch export runs/quickstart/version_0 values.csv
 
 Exit status: 0 done, 1 it could not be done, 2 the command line or a config was not
 understood, 3 a limit of `check` is broken. LEAKWATCH_DEBUG=1 shows the traceback of

@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import math
 import textwrap
 from pathlib import Path
 
 from leakwatch.cli.report import find_run
 from leakwatch.cli.tables import run_table
-from leakwatch.reporting import LedgerTable, RiskLedger
+from leakwatch.reporting import LedgerTable, RiskLedger, write_comparison
 from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.run_facts import RunFacts
-from leakwatch.reporting.statistics.headline import Headline, find_headline
+from leakwatch.reporting.statistics.headline import find_headline
+from leakwatch.reporting.statistics.runs import incomparable, read_runs
 from leakwatch.reporting.words import CLEARLY_ABOVE, aligned, decibels
 
 _WIDTH = 88
 
 
 def show(argv: list[str]) -> None:
-    """Print what a run came to, or write its ledger as one table.
+    """Print what a run came to.
 
     Args:
         argv: Command line after ``leakwatch show``.
 
     Raises:
         FileNotFoundError: There is no run, or more than one.
-        ModuleNotFoundError: A table needs pandas, and Parquet pyarrow.
-        ValueError: For a table of another kind.
     """
     parser = argparse.ArgumentParser(
         prog="leakwatch show",
         description="Print what a recorded run came to: a line for each probe step, "
-        "and conclusions. With --to, write every value into one table instead.",
+        "and conclusions.",
     )
     parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
-    parser.add_argument(
-        "--to", type=Path, metavar="FILE", help="such as values.csv or values.parquet"
-    )
-    asked = parser.parse_args(argv)
-    run = find_run(asked.run)
-    if asked.to is not None:
-        _write(run, asked.to)
-        return
+    run = find_run(parser.parse_args(argv).run)
     print(run_table(run))
     ledger = RiskLedger.open(run)
     table, metadata = LedgerTable.from_rows(ledger.rows()), ledger.read_metadata()
@@ -60,6 +51,8 @@ def compare(argv: list[str]) -> None:
 
     Raises:
         FileNotFoundError: One of them is no run.
+        ValueError: A page of fewer than two runs.
+        ModuleNotFoundError: A page needs plotly and Jinja2.
     """
     parser = argparse.ArgumentParser(
         prog="leakwatch compare",
@@ -68,63 +61,35 @@ def compare(argv: list[str]) -> None:
         "what differs is said.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="as for `report`")
-    runs = [find_run(run) for run in parser.parse_args(argv).runs]
-    entries = []
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that shows them side by side, such as runs.html",
+    )
+    asked = parser.parse_args(argv)
+    directories = [find_run(run) for run in asked.runs]
+    runs = read_runs(directories)
+    above = f"above {CLEARLY_ABOVE:g} dB"
+    grid = [["run", "epoch", "median", "worst", above, "not known"]]
     for run in runs:
-        ledger = RiskLedger.open(run)
-        headline = find_headline(LedgerTable.from_rows(ledger.rows()))
-        entries.append((run, headline, ledger.read_metadata()))
-    # What is not known is not safe: it goes on top.
-    entries.sort(key=lambda entry: -_worst(entry[1]))
-    grid = [
-        ["run", "epoch", "median", "worst", f"above {CLEARLY_ABOVE:g} dB", "not known"]
-    ]
-    for run, headline, _ in entries:
-        if headline is None:
-            grid.append([str(run), "–", "not known", "not known", "–", "all"])
+        if run.headline is None:
+            grid.append([run.label, "–", "not known", "not known", "–", "all"])
             continue
-        summary = headline.summary
+        summary = run.headline.summary
         grid.append(
             [
-                str(run),
-                str(headline.moment.epoch),
+                run.label,
+                str(run.headline.moment.epoch),
                 decibels(summary.median),
                 decibels(summary.worst),
-                f"{headline.clearly} of {summary.used}",
+                f"{run.headline.clearly} of {summary.used}",
                 str(summary.count - summary.used),
             ]
         )
     print(aligned(grid))
-    facts = [
-        {
-            "quantity": None if headline is None else headline.quantity,
-            "noise_std": (metadata.get("config") or {}).get("noise_std"),
-            "samples": metadata.get("probes_fingerprint"),
-        }
-        for _, headline, metadata in entries
-    ]
-    differ = [key for key in facts[0] if len({str(fact[key]) for fact in facts}) > 1]
+    differ = incomparable(runs)
     if differ:
         print(f"\nread with care: these runs differ in {', '.join(differ)}")
-
-
-def _worst(headline: Headline | None) -> float:
-    worst = math.nan if headline is None else headline.summary.worst
-    return math.inf if math.isnan(worst) else worst
-
-
-def _write(run: Path, file: Path) -> None:
-    if file.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--to takes a .csv or .parquet file, got {file}.")
-    frame = RiskLedger.open(run).to_dataframe()
-    if file.suffix == ".csv":
-        frame.to_csv(file, index=False)
-    else:
-        try:
-            frame.to_parquet(file, index=False)
-        except ImportError as error:
-            raise ModuleNotFoundError(
-                "Parquet needs pyarrow, which is not installed: pip install pyarrow",
-                name="pyarrow",
-            ) from error
-    print(f"{len(frame)} values: {file}")
+    if asked.html is not None:
+        print(f"\npage: {write_comparison(directories, asked.html)}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, cast, final
+from dataclasses import dataclass
+from typing import Any, Literal, Self, final
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -142,13 +141,6 @@ class AttackCLI(SubjectCLI):
     """The same for what is to be attacked."""
 
     kind = InversionAudit
-
-    def subject(self, name: str | None = None) -> Subject:
-        """Return what the config describes; somebody at a terminal sees progress."""
-        subject = super().subject(name)
-        audit = cast(InversionAudit, subject.monitor)
-        audit.audit = replace(audit.audit, progress=sys.stderr.isatty())
-        return subject
 
 
 def draw(

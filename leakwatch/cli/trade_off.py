@@ -67,6 +67,7 @@ class Trade:
         directions: How many eigen-smallest hides.
         box: R of eigen-waterfill, pixels; None: that of the data's prior.
         reduction: How the training loss combines samples.
+        delta: δ at which the ε of differential privacy is stated; None: none is.
         wandb: off, offline or online.
         project: Of W&B.
         group: Of its runs.
@@ -91,6 +92,7 @@ class Trade:
     directions: int = 50
     box: float | None = None
     reduction: Reduction = "mean"
+    delta: float | None = None
     wandb: WandbMode = "offline"
     project: str = "leakwatch"
     group: str = "trade-off"
@@ -160,7 +162,7 @@ def compare_defenses(argv: list[str]) -> None:
     with quiet():
         cli = TradeCLI.read("trade-off", rest)
         study = _measure(cli, cli.subject(), options)
-    print(f"\n{study.table()}\n")
+    print(f"\n{study.table()}\n\n{study.conclusion()}\n")
     saved = study.save(free_directory(options.output, None, "trade-off"))
     asked = cli.trade
     for sentence in publish(
@@ -184,7 +186,7 @@ def _measure(cli: TradeCLI, subject: Subject, options: argparse.Namespace) -> Tr
     module, data = subject.module, subject.data
     subject.move_to(options.device)
     own = data if isinstance(data, LightningDataModule) else None
-    train = LightningTraining(cli.trainer_arguments, own, asked.reduction)
+    train = LightningTraining(cli.trainer_arguments, own, asked.reduction, asked.delta)
     accuracy = accuracy_on(data, asked.accuracy_on)
     if asked.pretrain_epochs:
         before = {"max_epochs": asked.pretrain_epochs, "max_steps": -1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class LightningTraining:
         trainer: Keywords of ``Trainer``: how long, on what.
         data: Where batches come from; None: the module itself.
         reduction: How the training loss combines samples.
+        delta: δ at which ε is stated; None: none is.
 
     Example:
         >>> LightningTraining({"max_epochs": 1}, None).trainer["max_epochs"]
@@ -56,6 +58,7 @@ class LightningTraining:
     trainer: Mapping[str, Any]
     data: LightningDataModule | None
     reduction: Reduction = "mean"
+    delta: float | None = None
 
     def __call__(
         self, module: nn.Module, defense: Defense | None, seed: int
@@ -75,7 +78,9 @@ class LightningTraining:
         """
         callback = None
         if defense is not None:
-            callback = GradientDefense(defense, reduction=self.reduction, seed=seed)
+            callback = GradientDefense(
+                defense, reduction=self.reduction, seed=seed, delta=self.delta
+            )
         device = next(module.parameters()).device
         with _without_info():
             trainer = Trainer(
@@ -100,12 +105,17 @@ class LightningTraining:
                 "training took no step, so that the defense defended nothing; set "
                 "trainer.max_epochs or trainer.max_steps to at least 1."
             )
+        spent = callback.privacy
+        if spent is not None and not spent.status.usable:
+            spent = None
         return Applied(
             steps=done.steps,
             asked=done.asked,
             norm=done.applied,
             relative=done.relative,
             seconds=done.seconds,
+            epsilon=math.nan if spent is None else spent.epsilon,
+            delta=math.nan if spent is None else spent.delta,
         )
 
 

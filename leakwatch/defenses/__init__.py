@@ -27,7 +27,7 @@ from leakwatch.defenses.base import (
 )
 from leakwatch.defenses.budget import Budget, expected_norm
 from leakwatch.defenses.covariance import Coefficients, Covariance, Diagonal, Isotropic
-from leakwatch.defenses.dpsgd import DPSGD
+from leakwatch.defenses.dpsgd import DPSGD, dp_sgd
 from leakwatch.defenses.eigen.allocations import (
     Allocation,
     InputSpace,
@@ -54,6 +54,7 @@ from leakwatch.defenses.linear_maps import (
 from leakwatch.defenses.mixing import Mixing
 from leakwatch.defenses.mixup import MixUp
 from leakwatch.defenses.prediction import PredictedErrors, predicted_errors
+from leakwatch.defenses.privacy import PrivacyLoss, privacy_loss
 from leakwatch.defenses.pruning import GradientPruning, PruningToBudget
 from leakwatch.defenses.registry import register_defense, registered_defenses
 from leakwatch.defenses.samples import Samples
@@ -101,6 +102,7 @@ __all__ = [
     "Needs",
     "Observation",
     "PredictedErrors",
+    "PrivacyLoss",
     "Proportional",
     "PruningToBudget",
     "Reduction",
@@ -114,6 +116,7 @@ __all__ = [
     "Smallest",
     "Waterfill",
     "averaged",
+    "dp_sgd",
     "energy_in_range",
     "energy_share",
     "expected_norm",
@@ -121,6 +124,7 @@ __all__ = [
     "observed",
     "perturbation",
     "predicted_errors",
+    "privacy_loss",
     "register_defense",
     "registered_defenses",
     "row_norms",

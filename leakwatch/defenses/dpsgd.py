@@ -23,7 +23,7 @@ from leakwatch.defenses.budget import Budget
 from leakwatch.defenses.covariance import Isotropic
 from leakwatch.defenses.samples import Samples
 
-__all__ = ["DPSGD"]
+__all__ = ["DPSGD", "dp_sgd"]
 
 
 @final
@@ -33,8 +33,7 @@ class DPSGD(Defense):
 
     Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1. Here
     as the defense that everybody knows, measured like the others: by what attacks find.
-    No ε of differential privacy is reported; for that, account for σ, the sampling
-    rate and the number of steps with a library that is made for it.
+    :func:`leakwatch.defenses.privacy_loss` says which ε that is.
 
     A message of one sample is a batch of one. A batch draws its noise once, on the sum.
 
@@ -114,3 +113,26 @@ class DPSGD(Defense):
         covariance = Isotropic(variance, size)
         made = Shared.noisy(clipped, covariance.draw(generator), covariance)
         return replace(made, clean=clean, bias=clipped - clean)
+
+
+def dp_sgd(budget: Budget, clip: float = 1.0) -> DPSGD:
+    """DP-SGD with noise of a stated size, as trade-offs ask for defenses.
+
+    Args:
+        budget: σC, in the unit ``"std"``.
+        clip: C, gradient units.
+
+    Raises:
+        ValueError: for a budget in another unit, which would follow the gradient.
+
+    Example:
+        >>> dp_sgd(Budget(1.5, "std"))
+        DPSGD(clip=1.0, noise_multiplier=1.5)
+    """
+    if budget.unit != "std":
+        raise ValueError(
+            f"the noise of dp-sgd is stated in the unit 'std', not {budget.unit!r}: "
+            f"what follows the gradient gives it away; use Budget({budget.value:g}, "
+            f"'std')."
+        )
+    return DPSGD(clip, budget.value / clip)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ from pydoc import locate
 
 from leakwatch.defenses.base import Defense
 from leakwatch.defenses.budget import Budget
+from leakwatch.names import meant
 
 __all__ = ["budgeted_defense", "register_defense", "registered_defenses"]
 
@@ -60,10 +60,8 @@ def budgeted_defense(
     """
     make = _DEFENSES.get(name) or (locate(name) if "." in name else None)
     if not callable(make):
-        close = difflib.get_close_matches(str(name), _DEFENSES, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(
-            f"unknown defense {name!r}; {meant}choose from "
+            f"unknown defense {name!r}; {meant(name, _DEFENSES)}choose from "
             f"{', '.join(_DEFENSES)}, add yours with "
             f"leakwatch.defenses.register_defense, or give its class path."
         )

@@ -223,6 +223,18 @@ class GradientJacobian:
         back = self.gradients.vjp(self.x, self.y, u.to(self.dtype), self._weight)
         return back * self.input_scale
 
+    def normalized_pulls(
+        self, u: Float[Tensor, "rows d_theta"]
+    ) -> Float[Tensor, "batch rows d_x"]:
+        """J̃ᵀ u of every sample for each of several u."""
+        batch, rows = len(self.x), len(u)
+        x, y, weight = (
+            t.repeat_interleave(rows, 0) for t in (self.x, self.y, self._weight)
+        )
+        cotangents = u.to(self.dtype).expand(batch, -1, -1).reshape(batch * rows, -1)
+        back = self.gradients.vjp(x, y, cotangents, weight) * self.input_scale
+        return back.view(batch, rows, -1)
+
     def normal(self, *, cosine: bool = False) -> NormalOperator:
         """H̃ = J̃ᵀJ̃ as an operator for the spectrum solvers.
 
@@ -314,6 +326,27 @@ class GradientJacobian:
                 for i, some in zip(chosen, rest, strict=True)
             ]
         return first + found
+
+    def at_image(self, sample: int, x: Float[Tensor, "*shape"]) -> GradientJacobian:
+        """The same for another image with the label of a sample.
+
+        What was found out about the network is not found out again: that its layers
+        come apart, and, where it bends at the sample, that it does.
+
+        Args:
+            sample: position in the batch.
+            x: the other image, a network input.
+        """
+        there = GradientJacobian(
+            self.gradients,
+            x[None],
+            self.y[sample : sample + 1],
+            input_scale=self.input_scale,
+        )
+        known = self._workspace.straight
+        bends = known is not None and known[sample] is False
+        there._workspace = self._workspace.elsewhere(False if bends else None)
+        return there
 
     def dense(self, sample: int) -> Float[Tensor, "d_theta d_x"]:
         """J of one sample as a dense matrix, for small networks and checks."""

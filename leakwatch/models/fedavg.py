@@ -77,6 +77,10 @@ class FedAvgModule(ImageClassifier):
     your own or on whole batches, come from the global streams, which no checkpoint
     keeps.
 
+    Everything runs in this process. Move on to Flower, with
+    :mod:`leakwatch.integrations.flower`, when clients are other machines, when the
+    server should do something else than average, or when their training is not this.
+
     Logs, once an epoch: `train/loss` (mean over the clients' local steps, before each
     of them), `train/clients` (how many answered), `val/loss`, `val/acc`, `test/loss`,
     `test/acc` (loss in nats, accuracy in [0, 1] over samples).

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from leakwatch.names import meant
+
 Filler = Callable[[Tensor, torch.Generator | None], object]
 #: Changes a module in place, with a generator (None: the global one).
 Initializer = Callable[[nn.Module, torch.Generator | None], object]
@@ -137,7 +139,8 @@ def check_scheme(name: str) -> None:
         listed = "; ".join(
             f"{key} ({_meaning(scheme)})" for key, scheme in sorted(_SCHEMES.items())
         )
-        raise ValueError(f"Unknown initialization {name!r}; known: {listed}.")
+        near = meant(name, _SCHEMES)
+        raise ValueError(f"Unknown initialization {name!r}; {near}known: {listed}.")
 
 
 def _meaning(scheme: Scheme | Initializer | None) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from leakwatch.names import meant
+
 ModelBuilder = Callable[..., nn.Module]
 
 _MODELS: dict[str, ModelBuilder] = {}
@@ -76,7 +78,8 @@ def build_model(
     """
     if name not in _MODELS:
         raise ValueError(
-            f"Unknown model {name!r}; registered: {', '.join(registered_models())}. "
+            f"Unknown model {name!r}; {meant(name, _MODELS)}registered: "
+            f"{', '.join(registered_models())}. "
             "Add your own with leakwatch.models.register_model(name, builder), or "
             "pass a torch.nn.Module."
         )

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
+from leakwatch.names import meant
+
 __all__ = ["DEFAULT_METRICS", "METRICS", "Metric", "check_metrics"]
 
 
@@ -122,5 +124,6 @@ def check_metrics(names: object) -> tuple[str, ...]:
     unknown = [name for name in chosen if name not in METRICS]
     if unknown or not chosen:
         what = f"unknown metric {unknown[0]!r}" if unknown else "no metric asked for"
-        raise ValueError(f"{what}; there are {', '.join(METRICS)}.")
+        near = meant(unknown[0], METRICS) if unknown else ""
+        raise ValueError(f"{what}; {near}there are {', '.join(METRICS)}.")
     return chosen

@@ -14,7 +14,7 @@ __all__ = ["QualityResult"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class QualityResult(Measured):
     """Quality of n reconstructions: ``result["psnr"]`` is an ``(n,)`` float64 tensor.
 

@@ -20,6 +20,7 @@ from leakwatch.reporting.figures.layers import layers_over_epochs, without_layer
 from leakwatch.reporting.figures.risk import risk_over_epochs, time_spent
 from leakwatch.reporting.figures.spectrum import eigenvalue_histogram, spectrum_by_rank
 from leakwatch.reporting.html.report import write_report
+from leakwatch.reporting.html.runs import write_comparison
 from leakwatch.reporting.ledger.ledger import LedgerWarning, RiskLedger
 from leakwatch.reporting.ledger.rows import Row
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
@@ -63,5 +64,6 @@ __all__ = [
     "time_spent",
     "without_layers",
     "worst_samples",
+    "write_comparison",
     "write_report",
 ]

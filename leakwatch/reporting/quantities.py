@@ -127,18 +127,23 @@ def describe(name: str, quantities: Mapping[str, Quantity] | None) -> Quantity:
     return Quantity(name)
 
 
-def ordered(names: Iterable[str]) -> list[str]:
+def ordered(names: Iterable[str], lead: str = "") -> list[str]:
     """Put what a reader came for first, and what only describes an image last.
 
     That is predicted PSNR, then the PSNR that attacks achieved; the others keep
     their order.
+
+    Args:
+        names: Of quantities.
+        lead: The one on top of the page, where that is known; it goes first.
 
     Example:
         >>> ordered(["image_std", "loss", "audit/near/psnr", "i2f_psnr"])
         ['i2f_psnr', 'audit/near/psnr', 'loss', 'image_std']
     """
     unique = list(dict.fromkeys(names))
-    first = [name for name in (*HEADLINES, *ACHIEVED) if name in unique]
+    known = dict.fromkeys((lead, *HEADLINES, *ACHIEVED))
+    first = [name for name in known if name in unique]
     last = [name for name in unique if name.startswith(BACKGROUND)]
     return first + [name for name in unique if name not in (*first, *last)] + last
 

@@ -21,6 +21,7 @@ from leakwatch.checks import (
 )
 from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
+from leakwatch.names import meant
 from leakwatch.normalization import (
     Channels,
     check_channels,
@@ -459,7 +460,8 @@ def check_prior(prior: object, prior_std: float | None = None) -> None:
     if isinstance(prior, str):
         if prior not in names:
             raise ValueError(
-                f"prior must be one of {names} or a GaussianPrior, got {prior!r}."
+                f"prior must be one of {names} or a GaussianPrior, "
+                f"{meant(prior, names)}got {prior!r}."
             )
     elif not (prior is None or isinstance(prior, GaussianPrior)):
         raise TypeError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import final
 
-from scipy.optimize import brentq
 from torch import Tensor
 
 from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
@@ -27,15 +27,19 @@ from leakwatch.status import Status
 
 # Of a PSNR, twice its standard error: an error off by a tenth.
 _SURE_DB = 1.0
-_DOUBLINGS = 60
+_TRIES = 60
+# Decibels for each e-fold of noise, where only one prediction is known.
+_SLOPE = 6.0
 # Predictions above this are those of a linear network: the image hardly moves.
 _STRAIGHT_DB = 25.0
-# Rounds between the noise that a linear network needs and what it gains where it bends,
-# and when they end.
+# Rounds between the noise that a linear network needs and what it gains where it bends.
 _ROUNDS = 6
-_SAME_DB = 0.1
-# Of log s: a thousandth of a decibel.
+# How far below the target the noise that is found may hold a prediction, and by how
+# much of that the search for it may be off.
+_BELOW_DB, _FOUND_DB = 0.16, 0.03
+# Of log s, where predictions jump.
 _LOG_NOISE = 1e-4
+_STRAIGHT, _LAST_BEND = "straight at ", "last bend"
 _NO_NOISE = Value.without("not computed", "needs noise_std, also when a delta is given")
 _AT_LEAST = Status(
     "estimated",
@@ -171,8 +175,8 @@ def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
 def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """The s at which i2f_range_psnr is ``target_psnr``, or at most 0.2 dB below it.
 
-    A root in log s (Brent 1973): with the same draws at every s, the prediction falls
-    with the noise. With a prior of independent pixels it is at least
+    A root in log s: with the same draws at every s, the prediction falls with the
+    noise. With a prior of independent pixels it is at least
     noise_std_for_psnr. The mean over the noise counts, also when a δ is given.
     """
     inside, least = _inside(spectrum, settings), noise_std_for_psnr(spectrum, settings)
@@ -180,24 +184,64 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         return Value(math.nan, inside)
     if not least.status.usable:
         return least
-    # With an image of its own: only the end of a search looks elsewhere.
-    averaged = replace(spectrum, pulled=None, path=None, memo={})
-    here = replace(inside, elsewhere=None)
-    straight = replace(averaged, pixel_range=here, memo={})
-    gain, value = 0.0, least
+    # The mean over the noise, with and without what is gained where the network bends.
+    both = replace(spectrum, pulled=None, path=None, memo=_shared(spectrum))
+    straight = replace(both, pixel_range=replace(inside, elsewhere=None))
+    line = _Line(straight, settings, inside.least_noise(settings), least.number)
+    target = settings.target_psnr
+    aim = target - _BELOW_DB / 2
+    seen: list[tuple[float, float]] = []
+    value = least
     for _ in range(_ROUNDS):
-        aim = replace(settings, target_psnr=settings.target_psnr - gain)
-        value = _straight_noise(straight, aim, inside, least)
-        if not value.status.usable or value.number <= 0:
+        found = line.noise_for(aim)
+        if found is None:
+            return Value.without(
+                "undefined",
+                f"no noise was found that holds the prediction to "
+                f"{settings.target_psnr:g} dB; ask for a higher target_psnr",
+            )
+        if found == 0:
+            return least
+        value = Value(found, least.status)
+        reached = i2f_range_psnr(both, replace(settings, noise_std=found))
+        if not reached.status.usable:
+            return Value(math.nan, reached.status)
+        here = line.predicted(found)
+        gain = reached.number - here
+        lowest = -math.inf if found == least.number else target - _BELOW_DB
+        if lowest <= reached.number <= target:
             return value
-        at = replace(settings, noise_std=value.number)
-        both = (i2f_range_psnr(one, at).number for one in (averaged, straight))
-        change = next(both) - next(both) - gain
-        # Half of it: the noise changes what is gained, and would swing back and forth.
-        gain += change / 2
-        if not abs(change) > _SAME_DB:
-            break
-    return _held(averaged, settings, value)
+        seen.append((here, gain))
+        aim = _next_aim(seen, target - _BELOW_DB / 2)
+    return _held(both, settings, value)
+
+
+def _shared(spectrum: SampleSpectrum) -> dict[str, object]:
+    """What has been found out and holds for the mean over the noise.
+
+    Nothing of where the network bends: it would depend on what was asked for before.
+    """
+    linear = spectrum.pulled is None
+    return {
+        key: value
+        for key, value in spectrum.memo.items()
+        if key == "channel" or (linear and key.startswith(_STRAIGHT))
+    }
+
+
+def _next_aim(seen: list[tuple[float, float]], target: float) -> float:
+    """Where prediction and gain add up to the target; the gain taken as a line.
+
+    Args:
+        seen: predictions without the gain, and the gain.
+        target: of the sum.
+    """
+    here, gain = seen[-1]
+    slope = 0.0
+    if len(seen) > 1 and here != seen[-2][0]:
+        slope = (gain - seen[-2][1]) / (here - seen[-2][0])
+    # Half of a step at least, two at most: lines through two points can be steep.
+    return here + (target - here - gain) / min(max(1 + slope, 0.5), 2.0)
 
 
 def _in_components(
@@ -264,59 +308,94 @@ def _held(spectrum: SampleSpectrum, settings: Settings, value: Value) -> Value:
         if over <= 0:
             break
         # Noise of ten times the size costs 10 dB or more of most predictions.
-        number *= 10 ** ((over + _SAME_DB / 10) / 10)
+        number *= 10 ** ((over + _BELOW_DB / 10) / 10)
     return Value(number, value.status)
 
 
-def _straight_noise(
-    spectrum: SampleSpectrum, settings: Settings, inside: PixelRange, least: Value
-) -> Value:
-    """The noise at which a linear network is held to ``target_psnr``.
+@final
+@dataclass
+class _Line:
+    """Predictions of a linear network at all noises that were looked at.
 
-    Args:
+    Attributes:
         spectrum: of the sample, without a way to look elsewhere.
-        settings: target and prior.
-        inside: what is known of the range.
-        least: the noise for an attacker who doesn't know it.
+        settings: the prior.
+        floor: the noise below which nothing can be said.
+        least: that for an attacker who doesn't know the range.
+        seen: log s → dB.
     """
 
-    def predicted(s: float) -> float:
-        value = i2f_range_psnr(spectrum, replace(settings, noise_std=s))
-        return value.number if value.status.usable else math.inf
+    spectrum: SampleSpectrum
+    settings: Settings
+    floor: float
+    least: float
+    seen: dict[float, float] = field(default_factory=dict)
 
-    floor = inside.least_noise(settings)
-    low = max(least.number, floor)
-    if settings.prior is not None:
-        # It may take less than for the average image of the prior.
-        while low > 2 * floor > 0 and predicted(low) <= settings.target_psnr:
-            low /= 2
-    if low == 0:
-        return least
-    high = 2 * low
-    if predicted(low) <= settings.target_psnr:
-        # Then it is less than what rounding may hide, or what they need who don't know
-        # the range.
-        low, high = least.number, low
-        if not 0 < low < high or predicted(low) <= settings.target_psnr:
-            return least
-    for _ in range(_DOUBLINGS):
-        if predicted(high) <= settings.target_psnr:
-            break
-        low, high = high, 2 * high
-    else:
-        return Value.without(
-            "undefined",
-            f"no noise was found that holds the prediction to {settings.target_psnr:g} "
-            f"dB; ask for a higher target_psnr",
-        )
-    root = brentq(
-        lambda log: predicted(math.exp(log)) - settings.target_psnr,
-        math.log(low),
-        math.log(high),
-        xtol=_LOG_NOISE,
-    )
-    # On the side where the prediction is not above the target.
-    return Value(math.exp(root + 2 * _LOG_NOISE), least.status)
+    def predicted(self, s: float) -> float:
+        """Infinite where there is none."""
+        log = round(math.log(s), 12)
+        if log not in self.seen:
+            value = i2f_range_psnr(self.spectrum, replace(self.settings, noise_std=s))
+            usable = value.status.usable
+            self.seen[log] = value.number if usable else math.inf
+        return self.seen[log]
+
+    def noise_for(self, aim: float) -> float | None:
+        """The s at which a prediction is ``aim``, or at most 0.1 dB below it.
+
+        With the same draws at every s, predictions fall with the noise.
+
+        Returns:
+            ``least`` where that is enough; ``None`` where no noise is.
+        """
+        given, low = self.settings.noise_std, max(self.least, self.floor)
+        if low == 0:
+            return self.least
+        if given is not None and given >= low:
+            self.predicted(given)  # known already
+        if all(db <= aim for db in self.seen.values()) and not self._shown(low, aim):
+            return self.least
+        aim -= _FOUND_DB
+        for turn in range(_TRIES):
+            below = [at for at, db in self.seen.items() if db <= aim]
+            if below:
+                high = min(below)
+                above = (at for at, db in self.seen.items() if db > aim and at < high)
+                last = max(above, default=high - 1)
+                if high - last <= _LOG_NOISE:
+                    return math.exp(high)
+                log = self._between(last, high, aim, halve=turn % 3 == 2)
+            else:
+                log = max(self.seen)
+                log += self._step(log, aim)
+            s = math.exp(log)
+            if abs(self.predicted(s) - aim) <= _FOUND_DB:
+                return s
+        return None
+
+    def _shown(self, low: float, aim: float) -> bool:
+        """Whether there is a noise at which a prediction is above ``aim``."""
+        end = self.floor if self.settings.prior is not None else low
+        while self.predicted(low) <= aim:
+            if low <= end or not end:
+                # Then it is less than what rounding may hide, or what they need who
+                # don't know the range.
+                return 0 < self.least < low and self.predicted(self.least) > aim
+            # It may take less than for the average image of the prior.
+            low = max(low * math.exp(self._step(math.log(low), aim)), end)
+        return True
+
+    def _step(self, log: float, aim: float) -> float:
+        """From there towards the aim, further where it is far away."""
+        fall = (self.predicted(math.exp(log)) - aim) / _SLOPE
+        if not math.isfinite(fall):
+            return 1.0
+        return math.copysign(min(max(abs(fall), 0.3), 3.0), fall)
+
+    def _between(self, low: float, high: float, aim: float, *, halve: bool) -> float:
+        first, last = (self.predicted(math.exp(at)) - aim for at in (low, high))
+        share = first / (first - last) if math.isfinite(first) else 0.5
+        return low + (high - low) * (0.5 if halve else min(max(share, 0.05), 0.95))
 
 
 def _errors(
@@ -336,20 +415,29 @@ def _errors(
         return _NO_NOISE
     if not without.status.usable:
         return without
-    key = f"range at {s!r}"
+    key = f"{_STRAIGHT}{s!r}"
     if key not in spectrum.memo:
-        if s < inside.least_noise(settings) and not inside.steady(settings, s):
-            bound = spectrum.memo[key] = Value(without.number, _AT_LEAST)
-            return bound
-        found = inside.errors(settings, s, spectrum.pulled)
-        peak = spectrum.d_x * settings.data_range**2
-        if spectrum.pulled is None and float(found.squared.mean()) > peak * 10 ** (
-            -_STRAIGHT_DB / 10
-        ):
-            found = found.bent(inside.bend(settings, s))
-        spectrum.memo[key] = found
+        hidden = s < inside.least_noise(settings) and not inside.steady(settings, s)
+        spectrum.memo[key] = (
+            Value(without.number, _AT_LEAST)
+            if hidden
+            else inside.errors(settings, s, spectrum.pulled)
+        )
     errors: InRange | Value = spectrum.memo[key]
-    return errors
+    if isinstance(errors, Value):
+        return errors
+    if spectrum.pulled is not None or inside.elsewhere is None:
+        return errors
+    peak = spectrum.d_x * settings.data_range**2
+    if float(errors.squared.mean()) <= peak * 10 ** (-_STRAIGHT_DB / 10):
+        return errors
+    key = f"bent at {s!r}"
+    if key not in spectrum.memo:
+        bend = inside.bend(settings, s, spectrum.memo.get(_LAST_BEND))
+        spectrum.memo[_LAST_BEND] = bend
+        spectrum.memo[key] = errors.bent(bend.decibels)
+    bent: InRange = spectrum.memo[key]
+    return bent
 
 
 def _inside(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias, final
 
+from leakwatch.names import meant
 from leakwatch.scores.measure.plan import Need
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.result import Value
@@ -178,7 +179,9 @@ def resolve(names: str | Score | Iterable[str | Score]) -> tuple[Score, ...]:
 
 
 def _refuse(name: object) -> NoReturn:
-    raise ValueError(f"unknown score {name!r}; choose from {_choices()}")
+    group = isinstance(name, str) and name in _GROUPS
+    near = "" if group else meant(name, (*_SCORES, *_GROUPS))
+    raise ValueError(f"unknown score {name!r}; {near}choose from {_choices()}")
 
 
 def _choices() -> str:

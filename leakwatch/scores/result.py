@@ -191,7 +191,7 @@ def _apart(
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScoreResult(Measured):
     """Scores of a batch: ``result["lavp_l2_max"]`` is a ``(batch,)`` float64 tensor.
 

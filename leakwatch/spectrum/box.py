@@ -4,34 +4,122 @@ By the primal–dual active set method (Hintermüller, Ito & Kunisch 2002): gues
 entries are pressed against the box, solve for the others, and correct the guess by the
 signs of multipliers and violations. It ends after a few guesses.
 
-A guess costs a Cholesky factor of the free entries, n_free³/3; or, where M⁻¹ is known
-and shared by many right-hand sides, of the pressed ones: they are what is corrected in
-the minimum without a box.
+A guess costs a Cholesky factor of the free entries, n_free³/3. Where many b share one
+M, :func:`minima_in_box` finds all minima together, to a few digits, from one factor:
+alternating directions (Boyd et al. 2011, §5.2; over-relaxed as there in §3.4.3) between
+the quadratic and the box, after M was scaled to a diagonal of ones. A step is one
+product of all right-hand sides with one matrix. What these do not reach, active sets
+finish.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["BoxMinimum", "minimize_in_box", "minimum_in_box"]
+__all__ = ["BoxMinima", "minima_in_box", "minimum_in_box"]
 
 _GUESSES = 12
+# Penalty for leaving the box, where the diagonal of M is one: of 0.01 to 0.05, what
+# took the fewest steps on networks, noises and priors with conditions of 1 to 1e8.
+_PENALTY = 0.02
+_RELAXED = 1.6
+_STEPS, _EVERY = 500, 10
 
 
-class BoxMinimum(NamedTuple):
-    """Where a quadratic over a box is least.
+class BoxMinima(NamedTuple):
+    """Where quadratics over a box are least.
 
     Attributes:
-        delta: the best point of the box that was seen.
-        exact: whether it is the minimum; False when the guesses went in circles.
+        delta: points of the box, ``(*batch, k, n)``.
+        converged: whether each is the minimum to the tolerance, ``(*batch, k)``.
     """
 
-    delta: Float[Tensor, " n"]
-    exact: bool
+    delta: Float[Tensor, "*batch k n"]
+    converged: Bool[Tensor, "*batch k"]
+
+
+def minima_in_box(
+    m: Float[Tensor, "*batch n n"],
+    b: Float[Tensor, "*batch k n"],
+    low: Float[Tensor, "*batch n"],
+    high: Float[Tensor, "*batch n"],
+    *,
+    tolerance: float = 1e-3,
+    steps: int = _STEPS,
+) -> BoxMinima:
+    """The minimisers of ½ ΔᵀMΔ + bᵀΔ over low ≤ Δ ≤ high, for many b at once.
+
+    Args:
+        m: symmetric positive definite.
+        b: slopes at Δ = 0, ``(*batch, k, n)``.
+        low: at most 0, may be −∞.
+        high: at least 0, may be ∞.
+        tolerance: of Δ's length, what further steps would still change.
+        steps: at most.
+
+    Returns:
+        Points of the box. One look at the device for every ten steps.
+
+    Example:
+        >>> import torch
+        >>> m = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+        >>> b = torch.tensor([[-2.0, 2.0], [1.0, 1.0]])
+        >>> high = torch.full((2,), 9.0)
+        >>> found = minima_in_box(m, b, torch.zeros(2), high, tolerance=1e-6)
+        >>> found.delta.round(decimals=3).abs(), found.converged
+        (tensor([[1., 0.],
+                [0., 0.]]), tensor([True, True]))
+    """
+    unit = m.diagonal(dim1=-2, dim2=-1).rsqrt()
+    scaled = m * unit[..., None] * unit[..., None, :]
+    scaled.diagonal(dim1=-2, dim2=-1).add_(_PENALTY)
+    lower, info = torch.linalg.cholesky_ex(scaled)
+    # What is no minimum has no number, and no look at the device is needed for it.
+    lower = torch.where((info == 0)[..., None, None], lower, math.nan)
+    inverse = torch.cholesky_inverse(lower)
+    unit = unit[..., None, :]
+    constant = (b * unit) @ inverse
+    bottom, top = low[..., None, :] / unit, high[..., None, :] / unit
+    inverse *= _PENALTY
+    point = force = torch.zeros_like(b)
+    before, converged = point, torch.zeros_like(b[..., 0], dtype=torch.bool)
+    last = torch.zeros_like(b[..., 0])
+    for step in range(1, steps + 1):
+        free = (point - force) @ inverse - constant
+        want = force.add(free, alpha=_RELAXED).add_(point, alpha=1 - _RELAXED)
+        point = torch.minimum(torch.maximum(want, bottom), top)
+        force = want - point
+        if step % _EVERY == 0:
+            delta = point * unit
+            changed = (delta - before * unit).norm(dim=-1)
+            # A geometric series of changes: what is left is a multiple of the last.
+            rate = (changed / last).clamp_max(0.99)
+            left = changed * rate / (1 - rate)
+            converged = left.nan_to_num(0.0) <= tolerance * delta.norm(dim=-1)
+            if bool(converged.all()):
+                break
+            before, last = point, changed
+    found = BoxMinima(point * unit, converged)
+    return found if bool(converged.all()) else _finished(m, b, low, high, found)
+
+
+def _finished(
+    m: Tensor, b: Tensor, low: Tensor, high: Tensor, found: BoxMinima
+) -> BoxMinima:
+    """The same with minima by active sets where the steps did not reach them."""
+    delta, converged = found.delta.clone(), found.converged.clone()
+    for place in (~converged).nonzero().tolist():
+        i = tuple(place[:-1])
+        if bool(delta[*place].isfinite().all()):
+            delta[*place], converged[*place] = _by_faces(
+                m[i], b[*place], low[i], high[i], delta[*place]
+            )
+    return BoxMinima(delta, converged)
 
 
 def minimum_in_box(
@@ -58,55 +146,45 @@ def minimum_in_box(
         >>> minimum_in_box(m, b, torch.tensor([0.0, 0.0]), torch.tensor([9.0, 9.0]))
         tensor([1., 0.])
     """
-    return minimize_in_box(m, b, low, high).delta
+    start = _along_slope(m, b, low, high)
+    return _by_faces(m, b, low, high, torch.zeros_like(b), start)[0]
 
 
-def minimize_in_box(
-    m: Float[Tensor, "n n"],
-    b: Float[Tensor, " n"],
-    low: Float[Tensor, " n"],
-    high: Float[Tensor, " n"],
-    *,
-    inverse: Float[Tensor, "n n"] | None = None,
-    guesses: int = _GUESSES,
-) -> BoxMinimum:
-    """:func:`minimum_in_box`, and whether it is exact.
+def _by_faces(
+    m: Tensor,
+    b: Tensor,
+    low: Tensor,
+    high: Tensor,
+    delta: Tensor,
+    best: Tensor | None = None,
+) -> tuple[Tensor, bool]:
+    """The minimum, and whether the guesses ended.
 
     Args:
-        m: symmetric positive definite.
-        b: slope at Δ = 0.
-        low: at most 0, may be −∞.
-        high: at least 0, may be ∞.
-        inverse: M⁻¹, where many b share one M.
-        guesses: at most.
-
-    Example:
-        >>> import torch
-        >>> m, b = torch.eye(2), torch.tensor([-2.0, 0.5])
-        >>> one = torch.ones(2)
-        >>> minimize_in_box(m, b, -one, one, inverse=m)
-        BoxMinimum(delta=tensor([ 1.0000, -0.5000]), exact=True)
+        m: as in :func:`minimum_in_box`, like the next three.
+        b: slope.
+        low: bound.
+        high: bound.
+        delta: whose pressed entries are the first guess.
+        best: a point of the box that the result must not be worse than; default: that.
     """
-    best = _along_slope(m, b, low, high)
+    best = delta if best is None else best
     value = _quadratic(m, b, best)
-    delta, force = torch.zeros_like(b), -b
+    force = -(m @ delta + b)
     # The multipliers' unit, so that pixels and forces can be compared.
     unit = float(m.diagonal().mean())
-    unbound = None if inverse is None else -(inverse @ b)
     before: tuple[Tensor, Tensor] | None = None
-    exact = False
-    for _ in range(guesses):
+    for _ in range(_GUESSES):
         at_high = force + unit * (delta - high) > 0
         at_low = force + unit * (delta - low) < 0
         if before is not None and all(
             torch.equal(x, y) for x, y in zip(before, (at_low, at_high), strict=True)
         ):
-            exact = True
-            break
+            return best, True
         before = at_low, at_high
         pressed = torch.where(at_high, high, torch.where(at_low, low, 0.0))
         free = ~(at_low | at_high)
-        moved = _solved(m, b, pressed, free, inverse, unbound)
+        moved = _solved(m, b, pressed, free)
         if moved is None:
             break
         delta = moved
@@ -117,38 +195,20 @@ def minimize_in_box(
         force = -(m @ delta + b)
         # Exactly in balance; rounding must not decide about these.
         force = torch.where(free, 0.0, force)
-    return BoxMinimum(best, exact)
+    return best, False
 
 
-def _solved(
-    m: Tensor,
-    b: Tensor,
-    pressed: Tensor,
-    free: Tensor,
-    inverse: Tensor | None,
-    unbound: Tensor | None,
-) -> Tensor | None:
+def _solved(m: Tensor, b: Tensor, pressed: Tensor, free: Tensor) -> Tensor | None:
     """Δ with the pressed entries as given; ``None`` if rounding forbids it."""
-    rest, held = free.nonzero()[:, 0], (~free).nonzero()[:, 0]
+    rest = free.nonzero()[:, 0]
     if len(rest) == 0:
         return pressed
-    if inverse is None or unbound is None or len(held) > len(rest):
-        right = -b[rest] - m[rest] @ pressed
-        lower, info = torch.linalg.cholesky_ex(m[rest][:, rest])
-        if int(info):
-            return None
-        delta = pressed.clone()
-        delta[rest] = torch.cholesky_solve(right[:, None], lower)[:, 0]
-        return delta
-    if len(held) == 0:
-        return unbound
-    lower, info = torch.linalg.cholesky_ex(inverse[held][:, held])
+    right = -b[rest] - m[rest] @ pressed
+    lower, info = torch.linalg.cholesky_ex(m[rest][:, rest])
     if int(info):
         return None
-    gap = (pressed - unbound)[held]
-    force = torch.cholesky_solve(gap[:, None], lower)[:, 0]
-    delta = unbound + inverse[:, held] @ force
-    delta[held] = pressed[held]
+    delta = pressed.clone()
+    delta[rest] = torch.cholesky_solve(right[:, None], lower)[:, 0]
     return delta
 
 

@@ -341,7 +341,10 @@ def test_very_confident_samples_are_recovered_in_float64() -> None:
         ({"preset": "gauss-newton", "prior_mean": torch.zeros(5)}, "prior_mean"),
         ({"preset": "gauss-newton", "patience": 0}, "patience"),
         ({"preset": "combined", "first": 3}, "FirstOrder"),
-        ({"preset": "combined", "stepz": 4}, "'combined'; choose from .*share"),
+        (
+            {"preset": "combined", "stepz": 4},
+            "'combined'; did you mean 'steps'. choose from .*share",
+        ),
         ({"preset": "combined", "joint_labels": True}, "joint_labels"),
         ({"seed": 2**63}, "seed"),
         ({"time_limit": 0.0}, "time_limit must be positive"),

@@ -163,7 +163,7 @@ def test_unknown_command(
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
         f"unknown command {command!r}; {hint}choose from fit, audit, attack, "
-        "compare-inits, trade-off, report, show, compare, check, dashboard, "
+        "compare-inits, trade-off, report, show, compare, export, check, dashboard, "
         "configs."
     )
 
@@ -178,6 +178,7 @@ def test_unknown_command(
         "report",
         "show",
         "compare",
+        "export",
         "check",
         "configs",
         "dashboard",
@@ -881,11 +882,16 @@ def test_show_prints_the_table_and_conclusions(
     assert out.startswith(run_table(trained.ledger))
     assert "\nWho is worst off, and is it rising?\n  Sample #" in out
     table = tmp_path / "values.csv"
-    assert main(["show", str(trained.folder), "--to", str(table)]) == 0
+    assert main(["export", str(trained.folder), str(table)]) == 0
     rows = RiskLedger.open(trained.ledger).rows()
     assert len(table.read_text().splitlines()) == len(rows) + 1
-    assert main(["show", str(trained.folder), "--to", "values.xls"]) == 1
-    assert "takes a .csv or .parquet file" in sentence(capsys, "leakwatch show")
+    assert main(["export", str(trained.folder), "values.xls"]) == 1
+    assert "must end in .csv or .parquet" in sentence(capsys, "leakwatch export")
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    table = tmp_path / "values.parquet"
+    assert main(["export", str(trained.folder), str(table)]) == 0
+    assert len(pandas.read_parquet(table)) == len(rows)
 
 
 def test_compare_puts_the_most_exposed_and_the_unknown_first(
@@ -908,6 +914,12 @@ def test_compare_puts_the_most_exposed_and_the_unknown_first(
     assert "30.0 dB" in lines[2]
     assert "not known" in lines[1]
     assert lines[-1] == "read with care: these runs differ in noise_std"
+    page = tmp_path / "runs.html"
+    assert main(["compare", *runs, "--html", str(page)]) == 0
+    assert capsys.readouterr().out.endswith(f"page: {page}\n")
+    assert "high exposes most: 30.0 dB" in page.read_text("utf-8")
+    assert main(["compare", runs[0], "--html", str(page)]) == 1
+    assert "takes two runs or more, got 1" in sentence(capsys, "leakwatch compare")
 
 
 # -- tables --------------------------------------------------------------------------

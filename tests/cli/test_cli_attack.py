@@ -116,4 +116,4 @@ def test_somebody_who_waits_sees_how_far_it_is(
     assert main(["attack", "--config", config, "--output", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().err
     for start in ("lavp-l2, random", "gauss-newton, near"):
-        assert (f"{start} start: step " in shown) == terminal
+        assert (f"leakwatch attack: {start} start" in shown) == terminal

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -286,7 +289,9 @@ def test_a_simulation_knows_the_truth(tmp_path: Path) -> None:
         plain(), network, TRAINING, audit=audit, samples=held, directory=tmp_path
     )
     started(Grid(app_with(mod(tmp_path / "clients"))), strategy)
-    rows = RiskLedger.open(tmp_path / "run-7").rows()
+    ledger = RiskLedger.open(tmp_path / "run-7")
+    rows = ledger.rows()
+    assert ledger.read_metadata()["config"]["clients"] == [0, 1]
     psnr = [row for row in rows if row.quantity == "audit/random/psnr"]
     assert [row.sample for row in psnr] == [*range(4), *range(10**6, 10**6 + 4)]
     assert all(math.isfinite(row.value) for row in psnr)
@@ -360,3 +365,39 @@ def test_a_mod_refuses(
 def test_a_strategy_refuses(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         AuditingStrategy(plain(), network, TRAINING, **options)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of Ray, Flower and what they import
+def test_the_example_runs_in_flowers_simulation_engine(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    example = Path(__file__).parents[2] / "examples" / "flower_mnist.py"
+    script = (
+        f"import runpy; run = runpy.run_path({str(example)!r}); "
+        f"run['main'](clients=3, rounds=2, max_psnr=15, attacked=3, steps=5, "
+        f"directory={str(tmp_path)!r})"
+    )
+    environment = {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    kept = {path.parent.name: path.parent for path in tmp_path.rglob("run.json")}
+    clients = {f"client-{i}" for i in range(3)}
+    assert kept.keys() > clients
+    exposed: dict[str, float] = {}
+    for name in clients:
+        rows = RiskLedger.open(kept[name]).rows()
+        assert {row.epoch for row in rows} == {1, 2}
+        first = [row for row in rows if row.epoch == 1]
+        exposed[name] = max(of(first, "joint_i2f_bayes_psnr"))
+    [server] = [kept[name] for name in kept if name not in clients]
+    rows = RiskLedger.open(server).rows()
+    arrived = {
+        f"client-{row.sample // 10**6}"
+        for row in rows
+        if row.epoch == 1 and row.sample is not None
+    }
+    assert arrived == {name for name, psnr in exposed.items() if psnr <= 15}
+    assert (server / "report.html").is_file()

@@ -55,7 +55,9 @@ def test_arguments_are_checked() -> None:
         quality(image(2), image(3))
     with pytest.raises(TypeError, match=r"torch.uint8"):
         quality(image().byte(), image())
-    with pytest.raises(ValueError, match="unknown metric 'psrn'; there are mse, rmse"):
+    with pytest.raises(
+        ValueError, match=r"unknown metric 'psrn'; did you mean 'psnr'. there are mse"
+    ):
         quality(image(), image(), metrics=("psrn",))
     with pytest.raises(ValueError, match="no metric asked for"):
         quality(image(), image(), metrics=())

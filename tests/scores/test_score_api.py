@@ -31,7 +31,10 @@ ALL = available()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scores": "lavpp"}, r"unknown score 'lavpp'; choose from groups bayes, i2f"),
+        (
+            {"scores": "lavpp"},
+            r"'lavpp'; did you mean 'lavp'\? choose from groups bayes, i2f",
+        ),
         ({"scores": ["lavp", 3]}, r"unknown score 3; choose from"),
         ({"scores": []}, r"no score asked for; choose from"),
         ({"noise_std": None}, r"i2f_psnr, .* need noise_std, .*noise_std=1e-2"),

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leakwatch.names import unknown
+
 __all__ = ["Distance", "available", "get"]
 
 _Compare = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -139,7 +141,5 @@ def get(name: str) -> Distance:
         ValueError: if there is none; lists those that there are.
     """
     if name not in _DISTANCES:
-        raise ValueError(
-            f"unknown distance {name!r}; choose from {', '.join(_DISTANCES)}."
-        )
+        raise ValueError(unknown("distance", name, _DISTANCES))
     return _DISTANCES[name]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from leakwatch.attacks.optimizers.lbfgs import LBFGS
 from leakwatch.checks import check_choice, check_integer, check_number
+from leakwatch.names import unknown
 
 __all__ = [
     "LBFGS",
@@ -261,7 +262,7 @@ def make_optimizer(
                 "signs; use optimizer='adam' or signed=False."
             )
         return LBFGS(like)
-    raise ValueError(f"unknown optimizer {name!r}; choose from adam, sgd, lbfgs.")
+    raise ValueError(unknown("optimizer", name, ("adam", "sgd", "lbfgs")))
 
 
 def schedule(name: ScheduleName) -> Schedule:
@@ -283,9 +284,7 @@ def schedule(name: ScheduleName) -> Schedule:
         [1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.001]
     """
     if name not in _SCHEDULES:
-        raise ValueError(
-            f"unknown schedule {name!r}; choose from {', '.join(_SCHEDULES)}."
-        )
+        raise ValueError(unknown("schedule", name, _SCHEDULES))
     return _SCHEDULES[name]
 
 

@@ -10,7 +10,6 @@ from typing import Any, final
 from torch import Tensor
 
 from leakwatch.attacks import SharedGradient, Start
-from leakwatch.attacks.base import following
 from leakwatch.callbacks._audit.judging import Judge
 from leakwatch.callbacks._audit.plan import (
     Audit,
@@ -21,6 +20,7 @@ from leakwatch.callbacks._audit.plan import (
 from leakwatch.callbacks._audit.sharing import share_gradients
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.step import ProbeStep, Share, device_of
+from leakwatch.progress import teller
 from leakwatch.status import OK, Status, describe_error
 
 __all__ = ["attack_probes"]
@@ -115,7 +115,7 @@ class _ProbeAudit:
             begun = self._judge.start_psnr(x, audit.radius, audit.seed, shared.index)
         attack = audit.attacks[kind]
         title = f"{attack.name}, {kind} start"
-        with observing(self._step.module), following(audit.progress, title) as told:
+        with observing(self._step.module):
             result = attack.run(
                 self._step.gradients,
                 shared,
@@ -124,7 +124,7 @@ class _ProbeAudit:
                 seed=audit.seed,
                 restarts=1 if near else audit.restarts,
                 time_limit=audit.time_limit,
-                progress=told,
+                progress=teller(title),
             )
         columns = self._judge.judge(result, x, audit.metrics, begun)
         images = self._x.clone().fill_(math.nan)

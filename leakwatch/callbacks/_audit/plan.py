@@ -52,7 +52,6 @@ class Audit:
         metrics: of the quality.
         time_limit: seconds for each kind of attack; ``None`` for no limit.
         seed: of noise and starts.
-        progress: whether to show on stderr how far an attack has come.
     """
 
     attacks: dict[Kind, Attack]
@@ -65,7 +64,6 @@ class Audit:
     metrics: tuple[str, ...]
     time_limit: float | None
     seed: int
-    progress: bool = False
 
 
 def chosen(probes: ProbeSet, samples: int | None) -> list[int]:

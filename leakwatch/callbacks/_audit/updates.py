@@ -27,6 +27,7 @@ from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.step import ProbeStep, Share, device_of
 from leakwatch.checks import check_integer
 from leakwatch.federated import ClientUpdate, client_updates
+from leakwatch.progress import teller
 from leakwatch.quality.assignment import assign
 from leakwatch.scores import UpdateScores, evaluate_update
 from leakwatch.status import OK, Status, describe_error
@@ -155,6 +156,7 @@ class _RoundAudit:
             seed=self._plan.seed,
             restarts=self._plan.restarts,
             time_limit=self._plan.time_limit,
+            progress=teller(attack.name),
         )
 
     # -- rows ------------------------------------------------------------------------

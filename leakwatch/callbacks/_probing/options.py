@@ -34,6 +34,7 @@ class RecordOptions(TypedDict, total=False):
     seed: int
     directory: str | None
     report: bool
+    live: bool
     log: str
     log_images: bool
     log_ledger: bool

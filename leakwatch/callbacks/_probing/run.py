@@ -44,6 +44,7 @@ class Probing(ABC):
         message: what clients share, in the words of the report.
         name: first part of all log keys.
         report: whether to write a report at the end.
+        live: whether to write it during training too.
         logged: what loggers get, ``"summary"`` or ``"all"``.
         log_images: whether pictures may leave this disk.
         log_ledger: whether W&B gets the record as an artifact.
@@ -61,6 +62,7 @@ class Probing(ABC):
     foretold: ClassVar[bool] = False
     name: str
     report: bool
+    live: bool
     logged: str
     log_images: bool
     log_ledger: bool

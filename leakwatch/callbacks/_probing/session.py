@@ -17,6 +17,7 @@ from leakwatch.callbacks._probing.schedule import last_epoch
 from leakwatch.callbacks._probing.state import Progress
 from leakwatch.callbacks._probing.step import Share
 from leakwatch.callbacks._probing.training_probes import SampleSource
+from leakwatch.callbacks._recording.bars import shown
 from leakwatch.callbacks._recording.loggers import say, warn
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.callbacks._recording.run_metadata import (
@@ -135,9 +136,12 @@ class ProbeSession:
             step: optimiser steps taken.
         """
         started = time.perf_counter()
-        share = self._run.measure(
-            epoch, step, rank=trainer.global_rank, world_size=trainer.world_size
-        )
+        title = f"{self._probing.name}, epoch {epoch}"
+        verbose = self._probing.verbose
+        with shown(trainer, title, lambda text: say(trainer, text), lines=verbose):
+            share = self._run.measure(
+                epoch, step, rank=trainer.global_rank, world_size=trainer.world_size
+            )
         share.spent = self._progress.spent + share.seconds
         share.elapsed = self.elapsed
         shares = gather(trainer, share)
@@ -321,6 +325,8 @@ class ProbeSession:
             probes=due,
             attacks=pictures if self._probing.log_images else None,
         )
+        if self._probing.report and self._probing.live:
+            recorder.refresh()
         if self._probing.verbose:
             text = self._probing.sentence(rows) or sentence(
                 rows,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 from lightning.pytorch.loggers import Logger
 
@@ -31,6 +33,11 @@ __all__ = ["Recorder", "Warn"]
 
 #: ``warn(key, sentence)``: what went wrong without stopping anything.
 Warn: TypeAlias = Callable[[str, str], None]
+
+# Seconds of a training before its report is written for the first time.
+_EARLIEST: Final = 20.0
+# So many times longer than it took, a report waits before it is written again.
+_REST: Final = 100.0
 
 
 @final
@@ -68,6 +75,7 @@ class Recorder:
         self._log = log
         self._table = publish.GrowingTable(f"{prefix}/samples")
         self._defined: set[str] = set()
+        self._refresh_from = time.perf_counter() + _EARLIEST
         self._ledger: RiskLedger | None = None
         try:
             self._ledger = self._opened(directory, run, past)
@@ -189,6 +197,23 @@ class Recorder:
                     loggers, images, words, axes=axes, key=f"{prefix}/{key}"
                 )
         self._refused(refused)
+
+    def refresh(self) -> None:
+        """Writes the report while training goes on, where that costs next to nothing.
+
+        The first failure is the last one: the report at the end says what it was.
+        """
+        started = time.perf_counter()
+        if self._ledger is None or started < self._refresh_from:
+            return
+        self._refresh_from = math.inf
+        try:
+            write_report(self._ledger.directory, live=True)
+        except Exception as error:
+            self._warn("live", f"its report can't be written during training: {error}")
+            return
+        ended = time.perf_counter()
+        self._refresh_from = ended + _REST * (ended - started)
 
     def finish(
         self,

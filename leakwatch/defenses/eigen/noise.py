@@ -33,6 +33,7 @@ from leakwatch.defenses.eigen.allocations import (
 from leakwatch.defenses.eigen.input_space import InRange, Moves
 from leakwatch.defenses.eigen.row_norms import RowNorms
 from leakwatch.defenses.samples import Samples
+from leakwatch.names import meant
 
 __all__ = ["EigenNoise"]
 
@@ -110,7 +111,8 @@ class EigenNoise(Defense):
     def __post_init__(self) -> None:
         if isinstance(self.allocation, str) and self.allocation not in _ALLOCATIONS:
             raise ValueError(
-                f"unknown allocation {self.allocation!r}; choose from "
+                f"unknown allocation {self.allocation!r}; "
+                f"{meant(self.allocation, _ALLOCATIONS)}choose from "
                 f"{', '.join(_ALLOCATIONS)}, or give an object such as Smallest(k=20)."
             )
         standard(1, 1, torch.Generator(), self.coefficients)

@@ -50,6 +50,17 @@ class Workspace:
             held = self._held[name] = like.new_empty(size, dtype=dtype)
         return held[:size].view(rows, columns)
 
+    def elsewhere(self, straight: bool | None) -> Workspace:
+        """For one sample of the same network at another image: memory and trust.
+
+        Args:
+            straight: what is known of it.
+        """
+        other = Workspace()
+        other.trusted, other._held = self.trusted, self._held
+        other.straight = [straight]
+        return other
+
     def clear(self) -> None:
         """Gives all memory back."""
         self._held.clear()

@@ -299,9 +299,10 @@ class _Job:
 
     def straight(self, layers: dict[str, Layer], last: str) -> bool | None:
         batch, at = self.space.batch, self.sample
-        if batch is None or self.position is None:
+        if self.position is None or (batch is None and self.space.straight is None):
             return None
         if self.space.straight is None:
+            assert batch is not None
             x, y, weight = batch
             try:
                 xs, ys = at.gradients.prepared(x, y)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leakwatch.callbacks import UpdateAudit
 from leakwatch.checks import check_choice, check_function, check_number, check_samples
-from leakwatch.integrations.flower.recording import UpdateRecord, say
+from leakwatch.integrations.flower.recording import Known, UpdateRecord, say
 from leakwatch.integrations.flower.weights import (
     Network,
     arrays_in,
@@ -201,9 +201,8 @@ class LeakageMod:
             f"client {client}",
             self.class_names,
         )
-        rows = record.measure(
-            module, [update], {client: range(len(x))}, report=self.report
-        )
+        known = {client: Known(update.x, update.y, range(len(x)))}
+        rows = record.measure(module, [update], known, report=self.report)
         return self.limits.broken(rows, self.audit.describe(), self.class_names)
 
 

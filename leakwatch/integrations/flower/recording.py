@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakwatch.callbacks import UpdateAudit
 from leakwatch.callbacks._probing.run import ProbeRun
@@ -19,7 +19,7 @@ from leakwatch.federated import ClientUpdate, Round
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
 
-__all__ = ["UpdateRecord", "say"]
+__all__ = ["Known", "UpdateRecord", "say"]
 
 _LOGGER = logging.getLogger("leakwatch.flower")
 
@@ -31,6 +31,20 @@ def say(sentence: str) -> None:
         sentence: what happened.
     """
     _LOGGER.warning("leakwatch: %s", sentence)
+
+
+class Known(NamedTuple):
+    """The samples of one client.
+
+    Attributes:
+        x: as the network takes them, ``(N, …)``.
+        y: their labels.
+        names: what they are called.
+    """
+
+    x: Tensor
+    y: Tensor
+    names: Sequence[int]
 
 
 @final
@@ -54,7 +68,7 @@ class UpdateRecord:
         self,
         module: nn.Module,
         updates: Sequence[ClientUpdate],
-        indices: Mapping[int, Sequence[int]],
+        known: Mapping[int, Known],
         *,
         report: bool = False,
     ) -> list[Row]:
@@ -63,7 +77,8 @@ class UpdateRecord:
         Args:
             module: the network, with the weights and buffers that the server sent.
             updates: of clients in one round.
-            indices: client → what its samples are called.
+            known: what is known of each client of this round and of earlier ones, whose
+                pictures and descriptions the record keeps.
             report: whether to write one.
 
         Raises:
@@ -76,11 +91,11 @@ class UpdateRecord:
             first.round, tuple(updates), first.initial, first.initial_buffers
         )
         audit, epoch = self.audit, first.round
-        audit.watch({u.client: indices[u.client] for u in updates})
+        audit.watch({client: of.names for client, of in known.items()})
         probes = ProbeSet.from_tensors(
-            torch.cat([u.x for u in updates]),
-            torch.cat([u.y for u in updates]),
-            [i for u in updates for i in indices[u.client]],
+            torch.cat([of.x for of in known.values()]),
+            torch.cat([of.y for of in known.values()]),
+            [i for of in known.values() for i in of.names],
             audit.mean,
             audit.std,
             self.class_names,

@@ -21,7 +21,7 @@ from leakwatch.checks import check_function
 from leakwatch.derivatives import GradientMap
 from leakwatch.federated import ClientUpdate
 from leakwatch.integrations.flower.mod import RECORD
-from leakwatch.integrations.flower.recording import UpdateRecord, say
+from leakwatch.integrations.flower.recording import Known, UpdateRecord, say
 from leakwatch.integrations.flower.weights import (
     Network,
     arrays_in,
@@ -144,6 +144,7 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
         self._sent: ArrayRecord | None = None
         self._names: dict[int, int] = {}
         self._watched: list[int] = []
+        self._known: dict[int, Known] = {}
         self._run = ""
 
     # -- Flower's interface ----------------------------------------------------------
@@ -224,7 +225,7 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
             rows += found[0]
             if found[1] is not None:
                 pictures.append((client, found[1]))
-        self._record(rows, pictures, clients, server_round)
+        self._record(rows, pictures, server_round)
 
     def _number_of(self, reply: Message) -> int:
         own = reply.content.config_records.get(RECORD) if reply.has_content() else None
@@ -234,10 +235,13 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
 
     def _chosen(self, answered: Sequence[int]) -> list[int]:
         wanted = self.audit.clients
-        if not isinstance(wanted, int):
-            return [client for client in answered if client in wanted]
         for client in answered:
-            if len(self._watched) < wanted and client not in self._watched:
+            chosen = (
+                len(self._watched) < wanted
+                if isinstance(wanted, int)
+                else client in wanted
+            )
+            if chosen and client not in self._watched:
                 self._watched.append(client)
         return [client for client in answered if client in self._watched]
 
@@ -248,30 +252,33 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
         arrived: dict[int, Message],
         before: dict[str, Tensor],
     ) -> None:
-        assert self.samples is not None
         updates: list[ClientUpdate] = []
         for client in clients:
-            x, y = self.samples(client)
+            x, y, _ = self._known_of(client)
             updates.append(
                 client_update(
                     self.network,
                     before,
                     state_of(self.network, arrays_in(arrived[client].content)),
-                    (x.detach().cpu(), y.cpu()),
+                    (x, y),
                     training=self.training,
                     client=client,
                     round=server_round,
                 )
             )
-        # Samples of two clients must not have one name.
-        indices = {
-            u.client: range(u.client * 10**6, u.client * 10**6 + u.samples)
-            for u in updates
-        }
         record = UpdateRecord(
             self.audit, self.run_directory, self._run, self.class_names
         )
-        record.measure(self.network, updates, indices, report=self.audit.report)
+        record.measure(self.network, updates, self._known, report=self.audit.report)
+
+    def _known_of(self, client: int) -> Known:
+        assert self.samples is not None
+        if client not in self._known:
+            x, y = self.samples(client)
+            # Samples of two clients must not have one name.
+            names = range(client * 10**6, client * 10**6 + len(x))
+            self._known[client] = Known(x.detach().cpu(), y.cpu(), names)
+        return self._known[client]
 
     # -- without the truth -----------------------------------------------------------
 
@@ -338,11 +345,11 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
         self,
         rows: Sequence[Row],
         found: Sequence[tuple[int, UpdateReconstruction]],
-        clients: Sequence[int],
         epoch: int,
     ) -> None:
         ledger = RiskLedger(self.run_directory, run=self._run)
-        described = describe_clients([*self._watched, *clients])
+        described = describe_clients(self._watched)
+        self.audit.watch(dict.fromkeys(self._watched, ()))
         ledger.write_metadata(
             {
                 "message": UPDATE.name,

@@ -13,6 +13,7 @@ from leakwatch.reporting.figures.style import (
     GREY,
     ORANGE,
     VERMILION,
+    decibel_range,
     drawable,
     moment_axis,
     new_figure,
@@ -65,14 +66,17 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
         lines.append((reached, words, colour))
     constant = [ledger.columns.get((m, _CONSTANT)) for m in moments]
     lines.append((constant, "best image of one colour", GREY))
+    medians: list[float] = []
     for columns, words, colour in lines:
         if all(column is None for column in columns):
             continue
         values = [np.empty(0) if c is None else c.usable_values for c in columns]
         finite = [v[np.isfinite(v)] for v in values]
+        middle = [float(np.median(v)) if v.size else np.nan for v in finite]
+        medians += middle
         figure.add_scatter(
             x=places,
-            y=drawable([float(np.median(v)) if v.size else np.nan for v in finite]),
+            y=drawable(middle),
             name=words,
             mode="lines+markers",
             line={"color": colour, "dash": "dot" if colour == GREY else "solid"},
@@ -82,6 +86,7 @@ def achieved_over_epochs(ledger: LedgerTable) -> Any | None:
             ],
             hovertemplate="%{y:.1f} dB<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
+    figure.update_yaxes(range=decibel_range(medians))
     return figure
 
 
@@ -137,6 +142,7 @@ def predicted_achieved(
     seen = [v for *_, good, _ in drawn for x, y, _ in good for v in (x, y)]
     if not seen:
         return None
+    ends = decibel_range(seen)
     subtitle = "on the diagonal an attack does exactly what was predicted"
     if any(failed for *_, failed in drawn):
         subtitle += (
@@ -147,8 +153,8 @@ def predicted_achieved(
         "Did the score foresee it?",
         subtitle,
         380,
-        xaxis={"title": {"text": f"predicted PSNR [dB] ({name})"}},
-        yaxis={"title": {"text": "achieved PSNR [dB]"}},
+        xaxis={"title": {"text": f"predicted PSNR [dB] ({name})"}, "range": ends},
+        yaxis={"title": {"text": "achieved PSNR [dB]"}, "range": ends},
     )
     for kind, words, colour, good, failed in drawn:
         shape, size = _SHAPES[kind]
@@ -156,7 +162,6 @@ def predicted_achieved(
         words += f", {len(failed)} inconclusive"
         shape += "-open"
         _add_points(figure, failed, words, color=GREY, symbol=shape, size=size)
-    ends = [min(seen), max(seen)]
     figure.add_scatter(
         x=ends,
         y=ends,

@@ -19,9 +19,6 @@ __all__ = ["classes_over_epochs"]
 # Height of one class, pixels.
 _LINE: Final = 22
 
-# dB; beyond them a picture is lost, or there.
-_SCALE: Final = (10.0, 40.0)
-
 
 def classes_over_epochs(
     rows: Iterable[Row] | LedgerTable, class_names: Sequence[str] | None = None
@@ -50,6 +47,7 @@ def classes_over_epochs(
     labels = sorted({label for row in means.values() for label in row})
     if len(moments) < 2 or len(labels) < 2:
         return None
+    low, high = style.decibel_range(v for row in means.values() for v in row.values())
     figure = style.new_figure(
         "Classes over training",
         f"mean {headline.quantity} of each class, dB; brighter = more exposed",
@@ -62,8 +60,8 @@ def classes_over_epochs(
             style.drawable([means[moment].get(label, math.nan) for moment in moments])
             for label in labels
         ],
-        zmin=_SCALE[0],
-        zmax=_SCALE[1],
+        zmin=low,
+        zmax=high,
         colorscale="Cividis",
         colorbar={"ticksuffix": " dB", "thickness": 12},
         hoverongaps=False,

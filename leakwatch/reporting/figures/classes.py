@@ -28,6 +28,7 @@ def class_bars(
     class_names: Sequence[str] | None = None,
     *,
     height: int | None = None,
+    lead: str = "",
 ) -> Any | None:
     """Draw class means at the latest step, with their samples as points.
 
@@ -38,6 +39,7 @@ def class_bars(
         quantities: Descriptions, which give units and directions.
         class_names: Names of the classes, by label.
         height: Height in pixels; by default it grows with the number of classes.
+        lead: The quantity to start with. Default: the predicted PSNR.
 
     Returns:
         A plotly figure, with a menu when there is more than one quantity.
@@ -46,7 +48,7 @@ def class_bars(
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
     most = 0
-    for name in ordered(table.quantities):
+    for name in ordered(table.quantities, lead):
         last = table.last(name)
         classes = summarize_classes(last[1]) if last else []
         if last is None or not classes:

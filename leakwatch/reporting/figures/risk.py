@@ -45,6 +45,7 @@ def risk_over_epochs(
     height: int = 420,
     noise_std: float | None = None,
     floor: float | None = None,
+    lead: str = "",
 ) -> Any | None:
     """Draw each quantity over training: median, 5–95 % band, most exposed samples.
 
@@ -56,6 +57,7 @@ def risk_over_epochs(
         height: Height in pixels.
         noise_std: Noise that the predictions assume, for the subtitle.
         floor: PSNR (dB) of a blind guess, drawn as a line.
+        lead: The quantity to start with. Default: the predicted PSNR.
 
     Returns:
         A plotly figure, with a menu when there is more than one quantity.
@@ -65,7 +67,7 @@ def risk_over_epochs(
         return None
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
-    for name in ordered(table.quantities):
+    for name in ordered(table.quantities, lead):
         quantity = describe(name, quantities)
         groups[name], layouts[name] = _risk_traces(
             table, quantity, class_names, worst=worst, floor=floor
@@ -185,6 +187,12 @@ def _risk_traces(
         **{f"xaxis.{key}": value for key, value in style.whole_ticks(x).items()},
         "yaxis.title.text": style.axis_title(quantity),
         "yaxis.type": style.axis_type(drawn, quantity),
+        "yaxis.autorange": not quantity.logarithmic,
+        "yaxis.range": style.decibel_range(
+            [*drawn.tolist(), math.nan if floor is None else floor]
+        )
+        if quantity.logarithmic
+        else None,
         "shapes": _rules_of_thumb(quantity, floor) if drawn.size else [],
         "annotations": _excuse([s.reason for s in summaries if s.used == 0], columns),
     }
@@ -192,15 +200,23 @@ def _risk_traces(
 
 
 def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:
-    """Return lines where predicted pictures become recognisable, and the floor."""
-    if quantity.name not in (*HEADLINES, *ACHIEVED):
-        return []
+    predicts = quantity.name in (*HEADLINES, *ACHIEVED)
+    return recognisable(floor) if predicts else []
+
+
+def recognisable(floor: float | None = None) -> list[dict[str, Any]]:
+    """Return lines where pictures become recognisable, and the floor.
+
+    Args:
+        floor: PSNR (dB) of a blind guess.
+    """
     lines = [
-        (CLEARLY_ABOVE, "clearly recognisable above", "bottom"),
-        (HARDLY_BELOW, "hardly recognisable below", "top"),
+        (CLEARLY_ABOVE, "clearly recognisable above", "end"),
+        (HARDLY_BELOW, "hardly recognisable below", "end"),
     ]
     if floor is not None:
-        lines.append((floor, "blind guess", "bottom"))
+        # At the other end: it is often near one of those above.
+        lines.append((floor, "blind guess", "start"))
     return [
         {
             "type": "line",
@@ -213,12 +229,12 @@ def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, A
             "line": {"color": style.GREY, "width": 1, "dash": "dot"},
             "label": {
                 "text": words,
-                "textposition": "end",
-                "yanchor": anchor,
+                "textposition": place,
+                "yanchor": "bottom",
                 "font": {"size": 10, "color": style.GREY},
             },
         }
-        for level, words, anchor in lines
+        for level, words, place in lines
     ]
 
 

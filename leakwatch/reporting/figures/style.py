@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,8 @@ VERMILION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
 SKY: Final = "#56B4E9"
 GREY: Final = "#7A8088"
+#: Black on white; pages draw it in the colour of their text.
+INK: Final = "#222222"
 LINES: Final = (VERMILION, ORANGE, PURPLE, GREEN, SKY)
 
 _LOG_FROM: Final = 100.0
@@ -94,6 +97,24 @@ def axis_type(values: npt.NDArray[np.float64], quantity: Quantity) -> str:
     if quantity.logarithmic or finite.size == 0 or finite.min() <= 0.0:
         return "linear"
     return "log" if finite.max() > _LOG_FROM * finite.min() else "linear"
+
+
+def decibel_range(values: Iterable[float]) -> list[float]:
+    """Return the ends of an axis of PSNR: 10 to 40 dB, further where values are.
+
+    So figures of several runs can be read beside each other.
+
+    Args:
+        values: In dB; what is not finite is left out.
+
+    Example:
+        >>> decibel_range([21.0, 33.0]), decibel_range([8.5, float("nan"), 51.0])
+        ([10.0, 40.0], [7.5, 52.0])
+    """
+    finite = [float(value) for value in values if math.isfinite(value)]
+    low = min([10.0, *(value - 1.0 for value in finite if value < 10.0)])
+    high = max([40.0, *(value + 1.0 for value in finite if value > 40.0)])
+    return [max(low, -10.0), min(high, 100.0)]
 
 
 def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> list[float | None]:

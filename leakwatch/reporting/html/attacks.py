@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
@@ -19,7 +18,6 @@ from leakwatch.reporting.html.markup import (
     Card,
     Panel,
     data_uri,
-    difference,
     make_panels,
     thumbnail,
 )
@@ -56,6 +54,13 @@ _SIMILARITY: Final = "surrogate_similarity"
 _OF_CLIENTS: Final = ("psnr", "loss", _SIMILARITY, "surrogate_mismatch", "seconds")
 _MOST_REASONS: Final = 4
 _MOST_SHOWN: Final = 60
+# Fewer where several audits are shown, by the slider.
+_MOST_COMPARED: Final = 24
+# Characters of all pictures of the gallery together.
+_MOST_PICTURES: Final = 700_000
+# Pixels a side, as they are drawn.
+_LARGEST: Final = 64
+_NUMBERS: Final = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _WORDS: Final = {1.0: "recovered", 0.5: "partly", 0.0: "not recovered"}
 # ‖δ‖/‖g‖; docs/measurements/federated.md: what predictions were worth at 0.05 to 0.3.
 _EXPLAINED: Final = 0.2
@@ -84,30 +89,43 @@ class Inconclusive(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A reconstruction: addresses of its pictures (may be empty), PSNR, verdict."""
+    """A reconstruction: address of its picture (may be empty), PSNR, verdict."""
 
     image: str
-    difference: str
     psnr: str
     level: str
     verdict: Badge
 
 
 class GalleryRow(NamedTuple):
-    """An attacked sample: its class, its picture, and a result for each kind."""
+    """An attacked sample: its class, its picture, and its reconstructions.
+
+    ``results`` has an entry for each kind of attack, which has one for each moment;
+    None where the sample was not attacked.
+    """
 
     sample: int
     name: str
     original: str
-    results: tuple[Result, ...]
+    results: tuple[tuple[Result | None, ...], ...]
 
 
 class Gallery(NamedTuple):
-    """Originals beside reconstructions; ``more`` says how many are left out."""
+    """Originals beside reconstructions, of one audit at a time.
+
+    Attributes:
+        kinds: Of attack.
+        moments: In words, oldest first; the last is shown first.
+        rows: Of samples.
+        more: How many samples are left out; empty if none.
+        skipped: How many audits are left out; empty if none.
+    """
 
     kinds: tuple[str, ...]
+    moments: tuple[str, ...]
     rows: tuple[GalleryRow, ...]
     more: str
+    skipped: str
 
 
 @final
@@ -239,20 +257,35 @@ def _baseline(ledger: LedgerTable, moment: Moment, noun: str) -> list[Card]:
 
 def _reasons(ledger: LedgerTable, moment: Moment, kind: str) -> list[Inconclusive]:
     verdict = ledger.columns[moment, f"audit/{kind}/verdict"]
-    reasons = Counter(
-        status_reason(value.status) or value.status
-        for value in verdict
-        if not value.usable
-    )
-    shown = reasons.most_common(_MOST_REASONS)
+    alike: dict[str, list[str]] = {}
+    for value in verdict:
+        if not value.usable:
+            reason = status_reason(value.status) or value.status
+            alike.setdefault(_NUMBERS.sub("#", reason), []).append(reason)
+    ordered = sorted(alike.values(), key=len, reverse=True)
     groups = [
-        Inconclusive(KINDS[kind], count(n, "sample"), reason) for reason, n in shown
+        Inconclusive(KINDS[kind], count(len(reasons), "sample"), _together(reasons))
+        for reasons in ordered[:_MOST_REASONS]
     ]
-    left = reasons.total() - sum(n for _, n in shown)
+    left = sum(map(len, ordered[_MOST_REASONS:]))
     if left:
-        words = "for like reasons, which the ledger holds"
+        words = "for other reasons, which the ledger holds"
         groups.append(Inconclusive(KINDS[kind], f"{count(left, 'sample')} more", words))
     return groups
+
+
+def _together(reasons: Sequence[str]) -> str:
+    """One sentence for several that differ in their numbers, from least to most.
+
+    Example:
+        >>> _together(["33 % of it, where grey leaves 79 %", "30 % of it, where grey "
+        ...            "leaves 79 %"])
+        '30 to 33 % of it, where grey leaves 79 %'
+    """
+    columns = zip(*map(_NUMBERS.findall, reasons), strict=True)
+    ends = ((min(c, key=float), max(c, key=float)) for c in columns)
+    spans = iter([a if a == b else f"{a} to {b}" for a, b in ends])
+    return _NUMBERS.sub(lambda _: next(spans), reasons[0])
 
 
 def _clients(
@@ -286,36 +319,64 @@ def _gallery(
     kinds: Sequence[str],
     facts: RunFacts,
 ) -> Gallery | None:
-    """Return original, reconstruction and difference of each attacked sample."""
-    here = [
-        kept
-        for kept in attacks
-        if "original" in kept and (int(kept["epoch"]), int(kept["step"])) == moment
-    ]
-    if not here:
+    """Return original and reconstructions of each attacked sample, audit by audit."""
+    kept = {
+        Moment(int(arrays["epoch"]), int(arrays["step"])): arrays
+        for arrays in attacks
+        if "original" in arrays
+    }
+    if moment not in kept:
         return None
-    shown = here[-1]
+    shown = kept[moment]
     place = {int(sample): i for i, sample in enumerate(shown["sample"])}
     classes = (None if y < 0 else y for y in shown["class"].tolist())
     labels = dict(zip(place, classes, strict=True))
     order = _best_first(ledger, moment, labels, kinds)
-    more = len(order) - _MOST_SHOWN
+    rows: list[tuple[int, str, list[Result | None]]] = []
+    size = 0
+    for sample in order[: _MOST_SHOWN if len(kept) == 1 else _MOST_COMPARED]:
+        original = data_uri(thumbnail(shown["original"][place[sample]], _LARGEST))
+        latest = [_result(ledger, moment, kind, sample, shown) for kind in kinds]
+        size += len(original) + sum(len(r.image) for r in latest if r is not None)
+        if rows and size > _MOST_PICTURES:
+            break
+        rows.append((sample, original, latest))
+    # Later audits weigh about what the last one does.
+    moments = _evenly(sorted(kept), max(_MOST_PICTURES // max(size, 1), 1))
+    skipped = len(kept) - len(moments)
+    more = len(order) - len(rows)
     return Gallery(
         kinds=tuple(KINDS[kind] for kind in kinds),
+        moments=tuple(map(moment_words, moments)),
         rows=tuple(
             GalleryRow(
                 sample=sample,
                 name=facts.class_label(labels[sample]),
-                original=_picture(shown["original"][place[sample]]),
+                original=original,
                 results=tuple(
-                    _result(ledger, moment, kind, sample, shown, place[sample])
-                    for kind in kinds
+                    (
+                        *(
+                            _result(ledger, when, kind, sample, kept[when])
+                            for when in moments[:-1]
+                        ),
+                        last,
+                    )
+                    for kind, last in zip(kinds, latest, strict=True)
                 ),
             )
-            for sample in order[:_MOST_SHOWN]
+            for sample, original, latest in rows
         ),
         more=count(more, "sample") if more > 0 else "",
+        skipped=count(skipped, "audit") if skipped else "",
     )
+
+
+def _evenly(moments: Sequence[Moment], most: int) -> list[Moment]:
+    """At most so many moments, evenly spread; the first, and always the last."""
+    if most == 1:
+        return [moments[-1]]
+    places = np.linspace(0, len(moments) - 1, min(most, len(moments))).round()
+    return [moments[int(place)] for place in places]
 
 
 def _best_first(
@@ -341,25 +402,23 @@ def _result(
     kind: str,
     sample: int,
     shown: Mapping[str, Any],
-    place: int,
-) -> Result:
+) -> Result | None:
+    """What an attack made of a sample; None if there was none on it."""
+    verdicts = ledger.columns.get((moment, f"audit/{kind}/verdict"))
+    if verdicts is None or sample not in verdicts.samples:
+        return None
     psnr = ledger.columns.get((moment, f"audit/{kind}/psnr"))
     value = math.nan if psnr is None else psnr.at(sample).value
-    verdict = ledger.columns[moment, f"audit/{kind}/verdict"].at(sample)
+    verdict = verdicts.at(sample)
     if verdict.usable:
         word = _WORDS.get(verdict.value, "not known")
         style, level = "about" if verdict.value < 0.5 else "bad", _level(value)
     else:
         word = "failed" if status_word(verdict.status) == "failed" else "inconclusive"
         style, level = "about", "soft"
-    image = apart = ""
-    if kind in shown:
-        original, rebuilt = shown["original"][place], shown[kind][place]
-        image, apart = _picture(rebuilt), _picture(difference(rebuilt, original))
+    image = ""
+    places = np.flatnonzero(np.asarray(shown["sample"]) == sample)
+    if kind in shown and places.size:
+        image = data_uri(thumbnail(shown[kind][places[0]], _LARGEST))
     text = "" if math.isnan(value) else decibels(value)
-    badge = Badge(word, style, verdict.status)
-    return Result(image, apart, text, level, badge)
-
-
-def _picture(pixels: Any) -> str:
-    return data_uri(thumbnail(pixels))
+    return Result(image, text, level, Badge(word, style, verdict.status))

@@ -101,7 +101,7 @@ def make_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> Panel 
     """Return a plotly figure as a panel, or None without a figure."""
     if figure is None:
         return None
-    content = json.loads(figure.to_json())
+    content = json.loads(figure.to_json(), parse_float=_shown)
     layout = content["layout"]
     title = layout.pop("title", {})
     menus = layout.pop("updatemenus", [])
@@ -118,6 +118,11 @@ def make_panel(anchor: str, figure: Any | None, *, tall: bool = False) -> Panel 
         content={"data": content["data"], "layout": layout, "buttons": buttons},
         tall=tall,
     )
+
+
+def _shown(digits: str) -> float:
+    """A number with more digits than a screen shows, and not many more."""
+    return float(f"{float(digits):.6g}")
 
 
 def make_panels(*figures: tuple[str, Any | None]) -> tuple[Panel, ...]:

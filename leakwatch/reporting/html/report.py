@@ -38,7 +38,10 @@ from leakwatch.reporting.words import count, moment_words
 
 __all__ = ["write_report"]
 
-_MOST_PICTURES: Final = 1000
+# Characters; a picture of a photograph takes about 5,000.
+_MOST_PICTURES: Final = 400_000
+# Pixels a side, of pictures in the table of samples.
+_SMALL: Final = 48
 
 
 class Section(NamedTuple):
@@ -59,7 +62,9 @@ class Spectra(NamedTuple):
     figures: tuple[Panel, ...]
 
 
-def write_report(run_dir: str | Path, *, shared: bool = False) -> Path:
+def write_report(
+    run_dir: str | Path, *, shared: bool = False, live: bool = False
+) -> Path:
     """Write ``report.html`` into a run directory and return its path.
 
     The file holds everything, plotly.js and the probes' pictures included, and
@@ -68,8 +73,10 @@ def write_report(run_dir: str | Path, *, shared: bool = False) -> Path:
 
     Args:
         run_dir: Directory of a `leakwatch.reporting.ledger.ledger.RiskLedger`.
-        shared: Whether to put plotly.js, 4.8 MB, into a file beside the report,
-            instead of 1.8 MB into it.
+        shared: Whether to put plotly.js, 1.5 MB, into a file beside the report,
+            instead of 0.7 MB into it.
+        live: Whether training goes on: the page says so, and an open one reads itself
+            again every 30 seconds, at the place where its reader is.
 
     Raises:
         FileNotFoundError: If there is no recorded run.
@@ -77,14 +84,14 @@ def write_report(run_dir: str | Path, *, shared: bool = False) -> Path:
     """
     ledger = RiskLedger.open(run_dir)
     path = ledger.directory / "report.html"
-    page = _render(ledger, shared)
+    page = _render(ledger, shared, live)
     if shared:
         write_library(ledger.directory)
     write_atomically(path, page.encode("utf-8", errors="backslashreplace"))
     return path
 
 
-def _render(ledger: RiskLedger, shared: bool) -> str:
+def _render(ledger: RiskLedger, shared: bool, live: bool) -> str:
     metadata = ledger.read_metadata()
     facts = RunFacts.of(metadata)
     everything = LedgerTable.from_rows(ledger.rows())
@@ -94,6 +101,8 @@ def _render(ledger: RiskLedger, shared: bool) -> str:
     shown = everything.where(lambda name: name in ACHIEVED or name in table.quantities)
     pictures = _pictures(ledger)
     headline = find_headline(table)
+    # What leads the page leads every figure and table of it.
+    lead = "" if headline is None else headline.quantity
     noun = facts.message.noun
     risk = risk_over_epochs(
         shown,
@@ -101,14 +110,15 @@ def _render(ledger: RiskLedger, shared: bool) -> str:
         facts.class_names,
         noise_std=facts.noise_std,
         floor=facts.floor,
+        lead=lead,
     )
     attacks = make_attacks(everything, ledger.attacks(), facts)
-    samples = make_sample_table(table, facts, pictures)
+    samples = make_sample_table(table, facts, pictures, lead)
     glossary = make_glossary(everything, facts.quantities)
     sections = [
         Section("attacks", "What attacks achieved", attacks),
         Section("training", "During training", make_panel("fig-risk", risk)),
-        Section("classes", "By class", make_classes(shown, table, facts)),
+        Section("classes", "By class", make_classes(shown, table, facts, lead)),
         Section("samples", "Samples", samples),
         Section("spectrum", f"What the {noun} sees", _spectra(ledger, noun)),
         Section("layers", "Which layer leaks", make_layers(everything)),
@@ -137,6 +147,7 @@ def _render(ledger: RiskLedger, shared: bool) -> str:
         ),
         sections=sections,
         shared=shared,
+        live=live,
     )
 
 
@@ -185,9 +196,12 @@ def _pictures(ledger: RiskLedger) -> dict[int, str]:
         return {}
     if probes["pixels"].shape[3] not in (1, 3):
         return {}
-    return {
-        int(sample): data_uri(thumbnail(pixels))
-        for sample, pixels in zip(
-            probes["index"][:_MOST_PICTURES], probes["pixels"], strict=False
-        )
-    }
+    shown: dict[int, str] = {}
+    left = _MOST_PICTURES
+    for sample, pixels in zip(probes["index"], probes["pixels"], strict=False):
+        picture = data_uri(thumbnail(pixels, _SMALL))
+        left -= len(picture)
+        if left < 0:
+            break
+        shown[int(sample)] = picture
+    return shown

@@ -75,7 +75,7 @@ class SampleTable:
 
 
 def make_sample_table(
-    ledger: LedgerTable, facts: RunFacts, pictures: Mapping[int, str]
+    ledger: LedgerTable, facts: RunFacts, pictures: Mapping[int, str], lead: str = ""
 ) -> SampleTable | None:
     """Return the samples of the last probe; None without any.
 
@@ -83,12 +83,13 @@ def make_sample_table(
         ledger: The run.
         facts: Of the run.
         pictures: Sample to the address of its picture.
+        lead: The quantity on top of the page, by which the table starts sorted.
     """
     moment = max((when for when, _ in ledger.columns), default=None)
     if moment is None:
         return None
     columns = ledger.at(moment)
-    names = ordered(name for name in ledger.quantities if name in columns)
+    names = ordered((n for n in ledger.quantities if n in columns), lead)
     labels: dict[int, int | None] = {}
     for name in names:
         labels.update(zip(columns[name].samples, columns[name].labels, strict=True))

@@ -38,6 +38,7 @@ from leakwatch.reporting.words import moment_words, number
 __all__ = [
     "ClassSection",
     "LayerSection",
+    "flatten",
     "make_about",
     "make_classes",
     "make_glossary",
@@ -85,7 +86,7 @@ class ClassSection:
 
 
 def make_classes(
-    shown: LedgerTable, table: LedgerTable, facts: RunFacts
+    shown: LedgerTable, table: LedgerTable, facts: RunFacts, lead: str = ""
 ) -> ClassSection | None:
     """Return how classes differ; None without any.
 
@@ -93,10 +94,11 @@ def make_classes(
         shown: Quantities of the figure.
         table: Quantities of the tables.
         facts: Of the run.
+        lead: The quantity on top of the page.
     """
-    figure = class_bars(shown, facts.quantities, facts.class_names)
-    means = _class_means(table, facts)
-    spreads = _spreads(table, facts)
+    figure = class_bars(shown, facts.quantities, facts.class_names, lead=lead)
+    means = _class_means(table, facts, lead)
+    spreads = _spreads(table, facts, lead)
     if figure is None and means is None and not spreads:
         return None
     over = classes_over_epochs(shown, facts.class_names)
@@ -108,8 +110,8 @@ def make_classes(
     )
 
 
-def _class_means(ledger: LedgerTable, facts: RunFacts) -> ClassMeans | None:
-    name = next(iter(ordered(ledger.quantities)), "")
+def _class_means(ledger: LedgerTable, facts: RunFacts, lead: str) -> ClassMeans | None:
+    name = next(iter(ordered(ledger.quantities, lead)), "")
     last = ledger.last(name)
     classes = summarize_classes(last[1]) if last else []
     if last is None or not classes:
@@ -131,9 +133,9 @@ def _class_means(ledger: LedgerTable, facts: RunFacts) -> ClassMeans | None:
     )
 
 
-def _spreads(ledger: LedgerTable, facts: RunFacts) -> tuple[SpreadRow, ...]:
+def _spreads(ledger: LedgerTable, facts: RunFacts, lead: str) -> tuple[SpreadRow, ...]:
     rows = []
-    for name in ordered(ledger.quantities):
+    for name in ordered(ledger.quantities, lead):
         quantity = describe(name, facts.quantities)
         if (quantity.meaning and not quantity.sign) or name.startswith(BACKGROUND):
             continue  # shows nothing about exposure by itself
@@ -299,15 +301,21 @@ def make_about(
         first["solver_used"] = metadata["solver_used"]
     hidden = ("quantities", "class_names", "notes", "subject")
     rest = {key: value for key, value in metadata.items() if key not in hidden}
-    return _flatten({**first, **rest})
+    return flatten({**first, **rest})
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested entries as keys with dots and values in words.
+
+    Example:
+        >>> flatten({"a": {"b": 1, "c": [2, 3]}, "d": None})
+        [('a.b', '1'), ('a.c', '2, 3'), ('d', 'none')]
+    """
     entries: list[tuple[str, str]] = []
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            entries.extend(_flatten(value, f"{name}."))
+            entries.extend(flatten(value, f"{name}."))
         elif isinstance(value, list | tuple):
             words = ", ".join(str(item) for item in value[:40])
             more = f", … ({len(value)} entries)" if len(value) > 40 else ""

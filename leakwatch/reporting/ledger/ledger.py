@@ -15,16 +15,19 @@ Layout of a run directory::
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import numpy as np
 import numpy.typing as npt
 
+from leakwatch.notebook import Tabular
 from leakwatch.reporting.ledger.dataframe import to_dataframe
 from leakwatch.reporting.ledger.rows import Row, decode_rows, encode_rows
 from leakwatch.reporting.ledger.run_file import RunFile, check_entry, entry_of
@@ -37,7 +40,11 @@ from leakwatch.reporting.ledger.storage import (
     sync_directory,
     write_atomically,
 )
-from leakwatch.reporting.quantities import class_names_from_metadata
+from leakwatch.reporting.quantities import (
+    LAYERS,
+    class_names_from_metadata,
+    quantities_from_metadata,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +59,7 @@ class LedgerWarning(UserWarning):
 
 
 @final
-class RiskLedger:
+class RiskLedger(Tabular):
     """Append-only record of (run, epoch, step, sample, class, quantity, value, status).
 
     Every `append` writes one file and moves it into place: a killed run loses at
@@ -260,6 +267,35 @@ class RiskLedger:
         """
         names = class_names_from_metadata(self.read_metadata())
         return to_dataframe(self._records(), names)
+
+    def plot(self) -> Any:
+        """The run over its training, as the report draws it: a plotly figure.
+
+        Returns:
+            None where nothing has been recorded.
+
+        Raises:
+            ModuleNotFoundError: If plotly is not installed.
+        """
+        # By name: figures are built on the ledger, not the ledger on figures.
+        figures = importlib.import_module("leakwatch.reporting.figures.risk")
+        metadata = self.read_metadata()
+        rows = [row for row in self.rows() if not row.quantity.startswith(LAYERS)]
+        return figures.risk_over_epochs(
+            rows,
+            quantities_from_metadata(metadata),
+            class_names_from_metadata(metadata),
+        )
+
+    def __repr__(self) -> str:
+        name = f", run {self.run}" if self.run else ""
+        return f"RiskLedger({str(self.directory)!r}{name}: {self.position} parts)"
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows of the last probe step: what a notebook shows."""
+        rows = self.rows()
+        last = max(((row.epoch, row.step) for row in rows), default=None)
+        return [asdict(row) for row in rows if (row.epoch, row.step) == last]
 
     def spectra(self) -> list[Arrays]:
         """Return the arrays of each step that kept its spectra, oldest first."""

@@ -80,7 +80,7 @@ def follow(
     if settings.noise_std is None:
         raise ValueError("an influence path needs noise_std in its settings, got None.")
     steps = settings.influence_steps
-    x, y = jacobian.x[sample : sample + 1], jacobian.y[sample : sample + 1]
+    x = jacobian.x[sample : sample + 1]
     step = torch.zeros_like(offset)
     last: Tensor | None = None
     changes = 0.0
@@ -88,9 +88,7 @@ def follow(
         moved = x.double() + (step * jacobian.input_scale).view_as(x)
         if not bool(torch.isfinite(moved).all()):
             return InfluencePath(math.nan, math.nan)
-        at = GradientJacobian(
-            jacobian.gradients, moved.to(x), y, input_scale=jacobian.input_scale
-        )
+        at = jacobian.at_image(sample, moved.to(x)[0])
         velocity = _velocity(at, settings, delta, offset, max_memory)
         if last is not None:
             changes += float((velocity - last).norm())

@@ -109,12 +109,9 @@ class ScoreInputs:
         self, sample: int, max_memory: float | None, moved: Float[Tensor, " d_x"]
     ) -> tuple[Float[Tensor, "d_x d_x"], Float[Tensor, " d_x"]]:
         """H and Jᵀξ of the first draw at an image beside a sample, pixel units."""
-        at, scale = self.jacobian, self.jacobian.input_scale
-        x = self.x[sample : sample + 1]
+        scale, x = self.jacobian.input_scale, self.x[sample]
         there = x.double() + (moved.to(scale) * scale).view_as(x)
-        jacobian = GradientJacobian(
-            at.gradients, there.to(x), self.y[sample : sample + 1], input_scale=scale
-        )
+        jacobian = self.jacobian.at_image(sample, there.to(x))
         h = jacobian.gram(0, max_memory=max_memory).h
         noise = noise_as_it_arrives(jacobian, draws=1)[0, 0]
         return h * float(jacobian.scale[0]) ** 2, noise

@@ -10,7 +10,7 @@ probable image in the range solves
 which needs H = JᵀJ and Jᵀδ only. A pixel at an end of the range, as most of a digit's
 are, is pressed against it by half of all noise, and found exactly; with it goes one
 unknown of those that are left. The expectation over the noise has no closed form, but
-few draws of Jᵀδ suffice: the minimum is found exactly, by active sets.
+few draws of Jᵀδ suffice: all their minima are found together.
 
 Where noise moves the image far, the gradient does not change by J(z − x) on the way,
 but by the mean of the Jacobians between x and z times z − x. H and Jᵀδ half way stand
@@ -33,16 +33,17 @@ from torch import Tensor
 
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores.settings import Settings
-from leakwatch.spectrum.box import BoxMinimum, minimize_in_box
+from leakwatch.spectrum.box import BoxMinima, minima_in_box
 
-__all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
+__all__ = ["DRAWS", "Bend", "InRange", "PixelRange", "noise_as_it_arrives"]
 
 #: Draws of the noise over which predictions are averaged; those of large images, whose
 #: many pixels average too, are fewer.
 DRAWS: Final = 16
 _DRAWN_PIXELS: Final = 8192
 _FEWEST: Final = 8
-_GUESSES: Final = 60
+# Entries of gradients that are drawn for all samples at once.
+_DRAWN_NUMBERS: Final = 2**25
 # Looks half way, and decibels by which the last one may still change a prediction.
 _LOOKS: Final = 4
 _SETTLED_DB: Final = 0.3
@@ -60,7 +61,7 @@ class InRange:
 
     Attributes:
         squared: ‖z − x‖², ``(draws,)``, pixel units squared.
-        exact: whether each minimum was found exactly.
+        exact: whether each minimum was found, to a few hundredths of a decibel.
         straight: whether they are those of a linear network, because the Jacobian half
             way is not finite.
     """
@@ -74,6 +75,20 @@ class InRange:
         if math.isnan(decibels):
             return InRange(self.squared, self.exact, straight=True)
         return InRange(self.squared * 10 ** (-decibels / 10), self.exact)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bend:
+    """What a prediction gains where the network is not linear.
+
+    Attributes:
+        decibels: the gain.
+        end: z − x where the attack of the first draw ends, ``(d_x,)``.
+    """
+
+    decibels: float
+    end: Float[Tensor, " d_x"]
 
 
 @final
@@ -140,9 +155,9 @@ class PixelRange:
         size = self.h.diagonal().clamp_min(0).sqrt()
         other = self.h + _ROUNDED * eps * size[:, None] * (off + off.T) * size
         found = [self._minima(h, drawn, settings, noise_std) for h in (self.h, other)]
-        if not all(one.exact for minima in found for one in minima):
+        if not all(bool(minima.converged.all()) for minima in found):
             return False
-        a, b = (torch.stack([m.delta for m in minima]).norm() for minima in found)
+        a, b = (minima.delta.norm() for minima in found)
         return bool(20 * (a / b).log10().abs() < _SETTLED_DB)
 
     def errors(
@@ -157,41 +172,47 @@ class PixelRange:
         """
         arrived = noise_std * self.noise if pulled is None else pulled[None]
         found = self._minima(self.h, arrived, settings, noise_std)
-        squared = torch.stack([one.delta.square().sum() for one in found])
-        return InRange(squared, all(one.exact for one in found))
+        return InRange(found.delta.square().sum(1), bool(found.converged.all()))
 
-    def bend(self, settings: Settings, noise_std: float) -> float:
-        """Decibels that the prediction gains where the network is not linear.
+    def bend(
+        self, settings: Settings, noise_std: float, near: Bend | None = None
+    ) -> Bend:
+        """What the prediction gains where the network is not linear.
 
         Args:
             settings: the prior.
             noise_std: s.
+            near: the same for another noise; the search begins there.
 
         Returns:
             The change for the first draw, with the Jacobian half way between the image
-            and where the attack ends; 0 where none but that at the image is known, NaN
-            where the network gives no finite one.
+            and where the attack ends; 0 dB where none but that at the image is known,
+            NaN where the network gives no finite one.
         """
-        if self.elsewhere is None:
-            return 0.0
         arrived = noise_std * self.noise[:1]
-        first = self._minima(self.h, arrived, settings, noise_std)[0].delta
-        straight = change = float(first.norm())
-        last, decibels = first, 0.0
+        first = self._minima(self.h, arrived, settings, noise_std).delta[0]
+        straight = float(first.norm())
+        if self.elsewhere is None or straight == 0:
+            return Bend(0.0, first)
+        last = first
+        if near is not None and math.isfinite(near.decibels):
+            size = float(near.end.norm())
+            shorter = straight * 10 ** (-near.decibels / 20)
+            last = near.end * (shorter / size) if size > 0 else first
+        change = float(last.norm())
         for _ in range(_LOOKS):
             h, pulled = self.elsewhere(last / 2)
             if not bool(torch.isfinite(h).all() and torch.isfinite(pulled).all()):
-                return math.nan
-            there = self._minima(h, noise_std * pulled[None], settings, noise_std)[0]
+                return Bend(math.nan, last)
+            there = self._minima(h, noise_std * pulled[None], settings, noise_std)
             # Half of the way: a step alone turns back and forth around the answer.
-            last = (last + there.delta) / 2
+            last = (last + there.delta[0]) / 2
             before, change = change, float(last.norm())
-            if change == 0:
-                return 0.0
-            decibels = 20 * math.log10(straight / change)
+            if change == 0 or before == 0:
+                return Bend(0.0, last)
             if abs(20 * math.log10(before / change)) < _SETTLED_DB:
                 break
-        return decibels
+        return Bend(20 * math.log10(straight / change), last)
 
     def _minima(
         self,
@@ -199,28 +220,16 @@ class PixelRange:
         arrived: Float[Tensor, "draws d_x"],
         settings: Settings,
         noise_std: float,
-    ) -> list[BoxMinimum]:
+    ) -> BoxMinima:
         """Z − x of the most probable image z in the range, for each Jᵀδ."""
         prior = _precision(settings, h)
         # All of it times s²/d̄, so that its entries are about 1.
         unit = float(h.diagonal().mean()) or 1.0
         m = (h + noise_std**2 * prior) / unit
         towards = noise_std**2 * (prior @ self.offset)
-        lower, info = torch.linalg.cholesky_ex(m)
-        inverse = None if int(info) else torch.cholesky_inverse(lower)
         high = settings.data_range
         low = -self.image.clamp(0.0, high)
-        return [
-            minimize_in_box(
-                m,
-                (towards - b) / unit,
-                low,
-                low + high,
-                inverse=inverse,
-                guesses=_GUESSES,
-            )
-            for b in arrived
-        ]
+        return minima_in_box(m, (towards - arrived) / unit, low, low + high)
 
     def told(self, settings: Settings, noise_std: float) -> float:
         """Mean squared error of an attacker who is told which pixels lie at the ends.
@@ -266,12 +275,17 @@ def noise_as_it_arrives(
     if draws is None:
         draws = max(_FEWEST, min(DRAWS, _DRAWN_PIXELS // d_x))
     generator = torch.Generator(device="cpu").manual_seed(seed)
+    together = max(1, min(draws, _DRAWN_NUMBERS // (batch * d_theta)))
     arrived = []
-    for _ in range(draws):
-        xi = torch.randn(
-            d_theta, generator=generator, dtype=torch.float32, device="cpu"
-        )
-        xi = xi.to(jacobian.scale.device, jacobian.dtype)
-        there = jacobian.normalized_rmatvec(xi.expand(batch, -1))
-        arrived.append(there.double() * jacobian.scale[:, None])
-    return torch.stack(arrived, 1)
+    for start in range(0, draws, together):
+        rows = min(together, draws - start)
+        # One after the other: a draw must not depend on how many are taken together.
+        xi = torch.stack(
+            [
+                torch.randn(d_theta, generator=generator, dtype=torch.float32)
+                for _ in range(rows)
+            ]
+        ).to(jacobian.scale.device, jacobian.dtype)
+        there = jacobian.normalized_pulls(xi).double()
+        arrived.append(there * jacobian.scale[:, None, None])
+    return torch.cat(arrived, 1)

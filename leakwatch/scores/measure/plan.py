@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final, get_args
 
 from leakwatch.derivatives.gram.gram import columns_stored
+from leakwatch.names import meant
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.settings import Settings
 
@@ -93,7 +94,9 @@ def check_solver(solver: object) -> Solver:
         if isinstance(solver, str) and solver == name:
             valid: Solver = name
             return valid
-    raise ValueError(f"solver must be one of {get_args(Solver)}, got {solver!r}.")
+    names = get_args(Solver)
+    near = meant(solver, names)
+    raise ValueError(f"solver must be one of {names}, {near}got {solver!r}.")
 
 
 def plan(

@@ -14,7 +14,7 @@ __all__ = ["UpdateScores"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class UpdateScores(Measured):
     """Scores of clients' samples: ``result["i2f_bayes_psnr"]`` is ``(clients, N)``.
 

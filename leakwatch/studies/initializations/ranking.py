@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -79,6 +79,17 @@ class Verdict:
                 out += " > " if self.told_apart(before, group.scheme) else " ≈ "
             out += group.scheme
         return out
+
+    def without_intervals(self, why: str) -> Verdict:
+        """The same means, where too little is known to tell any of them apart.
+
+        Args:
+            why: a sentence for the notes.
+        """
+        plain = (replace(r, low=math.nan, high=math.nan) for r in self.ranked)
+        return replace(
+            self, ranked=tuple(plain), apart=frozenset(), notes=(*self.notes, why)
+        )
 
     def __str__(self) -> str:
         unit = f" {self.quantity.unit}" if self.quantity.unit else ""

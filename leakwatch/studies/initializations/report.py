@@ -49,6 +49,7 @@ class Ranking:
 
     Attributes:
         moment: ``"initial"`` or ``"trained"``.
+        conclusion: what it comes to, in sentences.
         quantities: in the order of the page.
         schemes: names of the initialisations.
         seeds: of the weights.
@@ -58,6 +59,7 @@ class Ranking:
     """
 
     moment: Moment
+    conclusion: str
     quantities: tuple[RankedQuantity, ...]
     schemes: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -69,7 +71,7 @@ class Ranking:
 def comparison_figure(ranking: Ranking) -> Any:
     """Every value by initialisation, with mean and interval; a menu of quantities.
 
-    Attack errors come first, as in I²F, Figure 7, but not of attacks that all failed.
+    The predicted PSNR comes first, the attack errors of I²F, Figure 7, in the menu.
     A hollow point is an attack that did not match its gradient.
 
     Raises:
@@ -87,6 +89,10 @@ def comparison_figure(ranking: Ranking) -> Any:
         layouts[about.name] = {
             "yaxis.title.text": style.axis_title(about),
             "yaxis.type": "log" if logarithmic(about) else "linear",
+            "yaxis.autorange": not about.logarithmic,
+            "yaxis.range": style.decibel_range(p.value for p in quantity.points)
+            if about.logarithmic
+            else None,
             "xaxis.ticktext": [
                 style.short(s) + ("<br>not known" if s in unknown else "")
                 for s in ranking.schemes
@@ -95,7 +101,7 @@ def comparison_figure(ranking: Ranking) -> Any:
     figure = style.new_figure(
         f"What gradients give away {_WHEN[ranking.moment]}",
         f"noise of standard deviation {ranking.noise_std}; a point is "
-        "one sample under one seed, hollow: the attack failed; black: mean and 95 % "
+        "one sample under one seed, hollow: the attack failed; bar: mean and 95 % "
         "interval of all points, hollow ones included",
         460,
         showlegend=False,
@@ -155,10 +161,10 @@ def _means(ranked: Sequence[Ranked], place: Mapping[str, int]) -> dict[str, Any]
             "arrayminus": style.drawable([r.mean - r.low for r in ranked]),
             "thickness": 2,
             "width": 9,
-            "color": "#222222",
+            "color": style.INK,
         },
         "mode": "markers",
-        "marker": {"symbol": "line-ew-open", "size": 22, "color": "#222222"},
+        "marker": {"symbol": "line-ew-open", "size": 22, "color": style.INK},
         "customdata": [style.text(r.scheme) for r in ranked],
         "hovertemplate": "%{customdata}<br>mean %{y:.4g}<extra></extra>",
     }
@@ -194,6 +200,7 @@ class _Section(NamedTuple):
 
     anchor: str
     title: str
+    conclusion: str
     schemes: tuple[str, ...]
     verdicts: tuple[_Verdict, ...]
     figure: Panel | None
@@ -233,6 +240,7 @@ def _section(ranking: Ranking) -> _Section:
     return _Section(
         anchor=ranking.moment,
         title=f"Ranking {_WHEN[ranking.moment]}",
+        conclusion=ranking.conclusion,
         schemes=ranking.schemes,
         verdicts=tuple(_verdict(q) for q in ranking.quantities if q.leads),
         figure=make_panel(f"fig-{ranking.moment}", comparison_figure(ranking)),

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from leakwatch.reporting.quantities import HEADLINES, Quantity
+from leakwatch.names import meant
+from leakwatch.notebook import Tabular
+from leakwatch.reporting.quantities import HEADLINES, PRIOR, Quantity
+from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
 from leakwatch.reporting.words import aligned, number
 from leakwatch.studies.files import save_study
+from leakwatch.studies.initializations.conclusions import conclude
 from leakwatch.studies.initializations.points import Moment, Point, cells, logarithmic
 from leakwatch.studies.initializations.ranking import Ranked, Verdict, rank
 from leakwatch.studies.initializations.report import (
@@ -19,7 +23,7 @@ from leakwatch.studies.initializations.report import (
     comparison_page,
 )
 
-#: What the short table shows, in this order, after the errors of attacks.
+#: What the short table shows, in this order, before the errors of attacks.
 _SHOWN: Final = (
     "i2f_range_psnr",
     "i2f_bayes_psnr",
@@ -32,8 +36,8 @@ _SHOWN: Final = (
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class InitializationComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class InitializationComparison(Tabular):
     """All values of a comparison, and what follows from them.
 
     Attributes:
@@ -116,7 +120,7 @@ class InitializationComparison:
         about = self.quantities[name]
         log = logarithmic(about)
         values = cells(points, self.schemes, self.seeds, self.samples, log=log)
-        return rank(
+        verdict = rank(
             values,
             self.schemes,
             about,
@@ -125,6 +129,49 @@ class InitializationComparison:
             resamples=resamples,
             notes=self._matched(points),
         )
+        conclusive = sum(p.matched is True for p in points)
+        if name in self.attacks and conclusive < FEWEST_ATTACKS:
+            why = (
+                f"{conclusive} conclusive attacks: too few for an interval, which "
+                f"takes {FEWEST_ATTACKS}."
+            )
+            return verdict.without_intervals(why)
+        return verdict
+
+    def conclusion(self, moment: Moment = "initial") -> str:
+        """Which initialisation exposes least, by how much, and what attacks say to it.
+
+        Args:
+            moment: ``"initial"`` or ``"trained"``.
+
+        Returns:
+            A few sentences, each with the numbers behind it.
+
+        Raises:
+            ValueError: as :meth:`of`.
+        """
+        attacks = {name: self.of(name, moment) for name in self.attacks}
+        prior = self.settings.get("prior")
+        return conclude(
+            self.verdict(None, moment),
+            {name: points for name, points in attacks.items() if points},
+            float(str(self.settings.get("data_range") or 1.0)),
+            str(prior) if prior else PRIOR,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"InitializationComparison({', '.join(self.schemes)}: "
+            f"{len(self.seeds)} seeds, {len(self.samples)} samples)"
+        )
+
+    def records(self) -> list[dict[str, object]]:
+        """Means and intervals, as :meth:`summary`."""
+        return self.summary()
+
+    def plot(self, moment: Moment = "initial") -> Any:
+        """As :meth:`figure`."""
+        return self.figure(moment)
 
     def rows(self) -> list[dict[str, object]]:
         """One mapping for each value; NaN is ``None``."""
@@ -164,7 +211,8 @@ class InitializationComparison:
 
     def table(self, moment: Moment = "initial") -> str:
         """A few lines of text: one for each initialisation, most exposed first."""
-        names = [n for n in (*self.attacks, *_SHOWN) if n in self.quantities]
+        candidates = dict.fromkeys((self._lead, *_SHOWN, *self.attacks))
+        names = [n for n in candidates if n in self.quantities]
         verdicts = {name: self.verdict(name, moment) for name in names}
         lead = verdicts.get(self._lead, verdicts[names[0]])
         order = [r.scheme for r in (*lead.ranked, *lead.unknown)]
@@ -215,14 +263,18 @@ class InitializationComparison:
     def _ranking(self, moment: Moment) -> Ranking:
         """What the report shows of one moment.
 
-        Attacks of which any matched come first, then predictions, attacks that all
+        Predictions come first, then attacks of which any matched, attacks that all
         failed, and the rest.
         """
         matched = [name for name in self.attacks if self.matched(name, moment)]
         headlines = [name for name in HEADLINES if name in self.quantities]
-        names = dict.fromkeys([*matched, *headlines, *self.attacks, *self.quantities])
+        first = [self._lead] if self._lead in self.quantities else []
+        names = dict.fromkeys(
+            [*first, *headlines, *matched, *self.attacks, *self.quantities]
+        )
         return Ranking(
             moment=moment,
+            conclusion=self.conclusion(moment),
             quantities=tuple(
                 RankedQuantity(
                     about=self.quantities[name],
@@ -250,7 +302,8 @@ class InitializationComparison:
     def _check(self, quantity: str, moment: str) -> None:
         if quantity not in self.quantities:
             raise ValueError(
-                f"{quantity!r} was not measured; choose from "
+                f"{quantity!r} was not measured; "
+                f"{meant(quantity, self.quantities)}choose from "
                 f"{', '.join(self.quantities)}."
             )
         if moment not in self.moments:

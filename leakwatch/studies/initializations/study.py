@@ -18,6 +18,7 @@ from leakwatch.models.initialization import Initializer, check_scheme, initializ
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import check_index
+from leakwatch.reporting.quantities import PRIOR
 from leakwatch.scores import resolve
 from leakwatch.scores.api import PriorName
 from leakwatch.scores.measure.plan import DEFAULT_PRODUCTS, Solver
@@ -200,6 +201,8 @@ def compare_initializations(
         settings={
             "network": type(module).__name__,
             "noise_std": noise_std,
+            "data_range": data_range,
+            "prior": prior.knows if isinstance(prior, GaussianPrior) else PRIOR,
             "epsilon": epsilon,
             "attacks": [e.name for e in engines],
             "steps": steps,

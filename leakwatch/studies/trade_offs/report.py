@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -12,10 +12,16 @@ from leakwatch.reporting.html.markup import make_panel
 from leakwatch.reporting.html.page import render_page
 from leakwatch.reporting.quantities import HIGHER_LESS, HIGHER_MORE, Quantity
 from leakwatch.reporting.words import count, number
+from leakwatch.studies.trade_offs.conclusions import conclude, lead_of
 from leakwatch.studies.trade_offs.grid import NONE
 from leakwatch.studies.trade_offs.outcomes import Attacker
-from leakwatch.studies.trade_offs.rows import Overview, TradeOffRow
-from leakwatch.studies.trade_offs.table import EXACT, columns, headings, notes
+from leakwatch.studies.trade_offs.rows import Overview, Spread, TradeOffRow
+from leakwatch.studies.trade_offs.table import columns, headings, notes
+
+# Of accuracies; plotly shows a single one on an axis from 0 to 200 %.
+_LEAST_WIDE: Final = 0.02
+# dB; more is drawn as this much.
+_DRAWN: Final = 60.0
 
 _WHO: Final[dict[Attacker, str]] = {
     "adaptive": "who knows what the defense did to this message",
@@ -39,13 +45,22 @@ def trade_off_figure(overview: Overview) -> Any:
     groups: dict[str, list[dict[str, Any]]] = {}
     layouts: dict[str, dict[str, Any]] = {}
     quantities: dict[str, Quantity] = {}
-    for exposure in _exposures(overview):
+    first = lead_of(overview).name
+    for exposure in sorted(_exposures(overview), key=lambda e: e.about.name != first):
         if all(map(math.isnan, exposure.values)):
             continue
         name = exposure.about.name
         quantities[name] = exposure.about
         groups[name] = _lines(overview, exposure)
-        layouts[name] = {"yaxis.title.text": style.axis_title(exposure.about)}
+        layouts[name] = {
+            "yaxis.title.text": style.axis_title(exposure.about),
+            "yaxis.autorange": not exposure.about.logarithmic,
+            "yaxis.range": style.decibel_range(
+                [*exposure.values, *(end for ends in exposure.spreads for end in ends)]
+            )
+            if exposure.about.logarithmic
+            else None,
+        }
     mixing = ", of mixtures one coefficient" if overview.mixes else ""
     hollow = any(
         missing for row in overview.rows for missing in row.inconclusive.values()
@@ -53,11 +68,19 @@ def trade_off_figure(overview: Overview) -> Any:
     figure = style.new_figure(
         "Privacy against utility",
         f"a point is one budget ({overview.unit}){mixing}; star: no defense; "
+        f"{_DRAWN:g} dB: or more; bars: least to most exposed message"
+        + (", lowest to highest seed" if overview.seeds > 1 else "")
+        + "; "
         + ("hollow: of conclusive attacks only, others failed; " if hollow else "")
         + f"attacked by {overview.settings.get('attack', '')}",
         480,
     )
+    known = [row.accuracy for row in overview.rows if not math.isnan(row.accuracy)]
     figure.update_xaxes(title_text="accuracy", tickformat=".1%")
+    if known and max(known) - min(known) < _LEAST_WIDE:
+        middle = (max(known) + min(known)) / 2
+        wide = [middle - _LEAST_WIDE, middle + _LEAST_WIDE]
+        figure.update_xaxes(range=wide)
     if groups:
         style.add_menu(figure, groups, layouts, quantities)
     else:
@@ -86,6 +109,7 @@ def trade_off_page(overview: Overview) -> str:
                 count(overview.seeds, "seed"),
             )
         ),
+        conclusions=conclude(overview),
         figure=make_panel("fig-trade-off", trade_off_figure(overview)),
         headings=headings(overview),
         rows=columns(overview)[1],
@@ -100,10 +124,18 @@ def trade_off_page(overview: Overview) -> str:
 
 
 class _Exposure(NamedTuple):
-    """An entry of the menu: its value in each row, and which leave attacks out."""
+    """An entry of the menu.
+
+    Attributes:
+        about: the quantity.
+        values: in each row.
+        spreads: over the messages of each row.
+        partial: which rows leave attacks out.
+    """
 
     about: Quantity
     values: list[float]
+    spreads: list[Spread]
     partial: list[bool]
 
 
@@ -112,17 +144,23 @@ def _exposures(overview: Overview) -> Iterator[_Exposure]:
     for who in reversed(overview.attackers):
         partial = [row.inconclusive[who] > 0 for row in rows]
         about = Quantity(f"{who}_psnr", "dB", HIGHER_MORE, "Median PSNR of attacks.")
-        yield _Exposure(about, [row.psnr[who] for row in rows], partial)
-        about = Quantity(f"{who}_worst_psnr", "dB", HIGHER_MORE, "The largest PSNR.")
-        yield _Exposure(about, [row.worst[who] for row in rows], partial)
-        unit = f"dB, drawn up to {EXACT:g}"
-        about = Quantity(f"{who}_predicted_psnr", unit, HIGHER_MORE, "Predicted PSNR.")
-        predicted = [row.predicted[who] for row in rows]
-        # min() would take NaN for the smaller one or not, by the order.
-        capped = [EXACT if value > EXACT else value for value in predicted]
-        yield _Exposure(about, capped, [False] * len(rows))
+        spreads = [_capped(row.spread[who]) for row in rows]
+        achieved = [_capped((row.psnr[who],))[0] for row in rows]
+        yield _Exposure(about, achieved, spreads, partial)
+        about = Quantity(
+            f"{who}_predicted_psnr", "dB", HIGHER_MORE, "Median of predictions."
+        )
+        spreads = [_capped(row.predicted_spread[who]) for row in rows]
+        predicted = [_capped((row.predicted[who],))[0] for row in rows]
+        yield _Exposure(about, predicted, spreads, [False] * len(rows))
         about = Quantity(f"{who}_lpips", "", HIGHER_LESS, "Median LPIPS.")
-        yield _Exposure(about, [row.lpips[who] for row in rows], partial)
+        bare = [(math.nan, math.nan)] * len(rows)
+        yield _Exposure(about, [row.lpips[who] for row in rows], bare, partial)
+
+
+def _capped(values: Sequence[float]) -> Any:
+    """Beyond the drawn scale all that counts is that nothing is missed."""
+    return tuple(_DRAWN if value > _DRAWN else value for value in values)
 
 
 def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
@@ -130,9 +168,13 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
     traces = []
     for i, name in enumerate(overview.defenses):
         points = [
-            (row, value, partial)
-            for row, value, partial in zip(
-                overview.rows, exposure.values, exposure.partial, strict=True
+            (row, value, ends, partial)
+            for row, value, ends, partial in zip(
+                overview.rows,
+                exposure.values,
+                exposure.spreads,
+                exposure.partial,
+                strict=True,
             )
             if row.defense == name
         ]
@@ -142,13 +184,15 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
             {
                 "type": "scatter",
                 "x": style.drawable([row.accuracy for row, *_ in points]),
-                "y": style.drawable([value for _, value, _ in points]),
+                "y": style.drawable([value for _, value, *_ in points]),
+                "error_x": _bars([(r.accuracy, r.accuracy_spread) for r, *_ in points]),
+                "error_y": _bars([(value, ends) for _, value, ends, _ in points]),
                 "mode": "markers" if star else "lines+markers",
                 "name": style.short(name),
                 "marker": {
                     "size": 15 if star else 9,
                     "symbol": [shape + ("-open" if p else "") for *_, p in points],
-                    "color": "#222222" if star else colours[(i - 1) % len(colours)],
+                    "color": style.INK if star else colours[(i - 1) % len(colours)],
                 },
                 "customdata": [_hover(row, overview.unit) for row, *_ in points],
                 "hovertemplate": "%{customdata}<br>%{y:.4g}<extra></extra>",
@@ -157,11 +201,24 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
     return traces
 
 
+def _bars(values: Sequence[tuple[float, Spread]]) -> dict[str, Any]:
+    """Error bars from the least to the largest of what a median or mean sums up."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": style.drawable([high - middle for middle, (_, high) in values]),
+        "arrayminus": style.drawable([middle - low for middle, (low, _) in values]),
+        "thickness": 1.2,
+        "width": 4,
+    }
+
+
 def _hover(row: TradeOffRow, unit: str) -> str:
     missing = sum(row.inconclusive.values())
     return (
         style.text(row.setting.words(unit))
         + f"<br>accuracy {row.accuracy:.3f}"
         + (f"<br>{missing} attacks inconclusive" if missing else "")
+        + (f"<br>ε = {row.epsilon:.3g}" if math.isfinite(row.epsilon) else "")
         + (f"<br>{row.failed} of {row.cells} runs failed" if row.failed else "")
     )

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, final
 
 from leakwatch.defenses.budget import Unit
+from leakwatch.notebook import Tabular
 from leakwatch.reporting.ledger.storage import write_atomically
+from leakwatch.reporting.words import count
 from leakwatch.studies.files import csv_bytes, save_study
+from leakwatch.studies.trade_offs.conclusions import conclude
 from leakwatch.studies.trade_offs.outcomes import Attacked, Attacker, Outcome
 from leakwatch.studies.trade_offs.report import trade_off_figure, trade_off_page
 from leakwatch.studies.trade_offs.rows import (
@@ -24,8 +27,8 @@ __all__ = ["TradeOff"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class TradeOff:
+@dataclass(frozen=True, eq=False, repr=False)
+class TradeOff(Tabular):
     """All cells of a trade-off, and what follows from them.
 
     Attributes:
@@ -77,6 +80,21 @@ class TradeOff:
             settings=self.settings,
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"TradeOff({', '.join(self.defenses)}: "
+            f"{count(len(self.cells), 'training')}, "
+            f"attackers {', '.join(self.attackers)})"
+        )
+
+    def records(self) -> list[dict[str, object]]:
+        """One row for each defense and budget, NaN as ``None``."""
+        return [row.flat() for row in self.summary]
+
+    def plot(self) -> Any:
+        """As :meth:`figure`."""
+        return self.figure()
+
     def samples(self) -> list[dict[str, object]]:
         """One mapping for each attack on each message; NaN is ``None``."""
         return [
@@ -89,6 +107,10 @@ class TradeOff:
     def table(self) -> str:
         """A few lines of text: a row for each defense and budget."""
         return text_table(self.overview)
+
+    def conclusion(self) -> str:
+        """What it comes to: questions with their answers, a line each."""
+        return "\n".join(f"{q} {a}" for q, a in conclude(self.overview))
 
     def figure(self) -> Any:
         """Privacy against utility, a line for each defense: a plotly figure.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from leakwatch.defenses.budget import Unit
 from leakwatch.status import OK, Status
@@ -23,6 +23,9 @@ __all__ = [
     "finite_or_none",
 ]
 
+Spread: TypeAlias = tuple[float, float]
+"""The least and the largest of several values; NaN without any."""
+
 
 @final
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Applied:
         norm: ‖δ‖ measured, the same.
         relative: ‖δ‖/‖g‖, the same.
         seconds: that the defense took.
+        epsilon: ε of differential privacy that training cost; NaN where none is known.
+        delta: at which δ.
     """
 
     steps: int
@@ -42,6 +47,8 @@ class Applied:
     norm: float
     relative: float
     seconds: float = 0.0
+    epsilon: float = math.nan
+    delta: float = math.nan
 
 
 @final
@@ -134,6 +141,9 @@ class TradeOffRow:
         worst: attacker → the largest, dB: of the most exposed sample.
         lpips: attacker → median.
         predicted: attacker → median of the prediction, dB.
+        spread: attacker → least and largest PSNR of conclusive attacks, dB.
+        predicted_spread: attacker → least and largest prediction, dB.
+        accuracy_spread: least and largest over seeds.
         inconclusive: attacker → messages that the attack did not match.
         messages: how many were attacked.
         training_asked: √E‖δ‖² that was stated of what training consumed, gradient
@@ -141,6 +151,9 @@ class TradeOffRow:
         training_norm: ‖δ‖ measured of it.
         training_relative: the same over ‖g‖.
         message_relative: the same of the messages that were attacked, median.
+        epsilon: ε of differential privacy, the largest of all seeds; NaN where that of
+            one of them is not known, infinite without a defense.
+        delta: at which δ; NaN where no ε is known.
         failed: cells that failed, of ``cells``.
         cells: how many there are.
         status: why, where cells failed.
@@ -155,12 +168,17 @@ class TradeOffRow:
     worst: Mapping[Attacker, float]
     lpips: Mapping[Attacker, float]
     predicted: Mapping[Attacker, float]
+    spread: Mapping[Attacker, Spread]
+    predicted_spread: Mapping[Attacker, Spread]
+    accuracy_spread: Spread
     inconclusive: Mapping[Attacker, int]
     messages: int
     training_asked: float
     training_norm: float
     training_relative: float
     message_relative: float
+    epsilon: float
+    delta: float
     failed: int
     cells: int
     status: str
@@ -210,12 +228,19 @@ class TradeOffRow:
             predicted={
                 w: _median([o.predicted for o in g]) for w, g in outcomes.items()
             },
+            spread={w: _spread([o.psnr for o in g]) for w, g in good.items()},
+            predicted_spread={
+                w: _spread([o.predicted for o in g]) for w, g in outcomes.items()
+            },
+            accuracy_spread=_spread([c.accuracy for c in cells]),
             inconclusive={w: len(outcomes[w]) - len(good[w]) for w in attackers},
             messages=len(messages),
             training_asked=_mean([a.asked for a in applied]),
             training_norm=_mean([a.norm for a in applied]),
             training_relative=_mean([a.relative for a in applied]),
             message_relative=_median([a.relative for a in messages]),
+            epsilon=_epsilon(cells),
+            delta=_mean([a.delta for a in applied]),
             failed=len(failed),
             cells=len(cells),
             status=str(failed[0].status) if failed else "ok",
@@ -225,6 +250,10 @@ class TradeOffRow:
     def setting(self) -> Setting:
         """The setting of the defense."""
         return Setting(self.defense, self.budget, self.coefficient)
+
+    def conclusive(self, who: Attacker) -> int:
+        """Messages that this attacker matched."""
+        return self.messages - self.inconclusive[who]
 
     def flat(self) -> dict[str, object]:
         """Column → value, NaN as ``None``: a row of a CSV file or a data frame."""
@@ -249,6 +278,8 @@ class TradeOffRow:
             "training_norm": self.training_norm,
             "training_relative": self.training_relative,
             "message_relative": self.message_relative,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
             "failed": self.failed,
             "cells": self.cells,
             "status": self.status,
@@ -286,9 +317,22 @@ class Overview:
         return any(row.coefficient is not None for row in self.rows)
 
     @property
+    def delta(self) -> float:
+        """δ of the ε that are known; NaN where none is."""
+        known = [row.delta for row in self.rows if math.isfinite(row.epsilon)]
+        return known[0] if known else math.nan
+
+    @property
     def queries(self) -> object:
         """How often each message was asked for."""
         return self.settings.get("queries", 1)
+
+
+def _epsilon(cells: Sequence[Cell]) -> float:
+    if all(cell.setting == Setting() for cell in cells):
+        return math.inf
+    each = [math.nan if c.applied is None else c.applied.epsilon for c in cells]
+    return math.nan if any(map(math.isnan, each)) else max(each)
 
 
 def finite_or_none(value: object) -> object:
@@ -300,6 +344,11 @@ def finite_or_none(value: object) -> object:
 def _mean(values: Sequence[float]) -> float:
     numbers = [v for v in values if not math.isnan(v)]
     return fmean(numbers) if numbers else math.nan
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    numbers = [v for v in values if not math.isnan(v)]
+    return (min(numbers), max(numbers)) if numbers else (math.nan, math.nan)
 
 
 def _median(values: Sequence[float]) -> float:

@@ -49,6 +49,8 @@ def columns(overview: Overview) -> tuple[list[str], list[list[str]]]:
             _UNKNOWN if math.isnan(row.accuracy) else f"{100 * row.accuracy:.1f} %",
             _number(row.message_relative),
         ]
+        if not math.isnan(overview.delta):
+            cells.append("∞" if math.isinf(row.epsilon) else _number(row.epsilon))
         for who in overview.attackers:
             cells += [_achieved(row, who), _worst(row, who)]
         cells += [
@@ -74,6 +76,8 @@ def headings(overview: Overview) -> list[tuple[str, str]]:
         ("accuracy", ""),
         ("attacked", "‖δ‖/‖g‖"),
     ]
+    if not math.isnan(overview.delta):
+        head.append(("ε", f"at δ = {overview.delta:g}"))
     for who in overview.attackers:
         head += [(who, "median, dB"), (who, "worst, dB")]
     head += [
@@ -116,6 +120,11 @@ def notes(overview: Overview) -> list[str]:
                     *by_whom,
                 ]
             )
+        )
+    if not math.isnan(overview.delta):
+        first.append(
+            "ε is that of all of training; attacks are on single messages, as of a "
+            "client with one sample, whose others the attacker knows"
         )
     first += _legend(overview)
     return first + [

@@ -443,7 +443,7 @@ def test_missing_plotly_says_how_to_install(
     make_run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = make_run()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install jinja2 plotly pandas"):
         write_report(ledger.directory)
 

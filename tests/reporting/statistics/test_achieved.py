@@ -88,16 +88,29 @@ def test_cards_say_how_many_they_are_of(tmp_path: Path) -> None:
     assert str(LOST) not in said
 
 
+def test_reasons_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
+    said = ["33 % not matched", "30.5 % not matched", "4 % not matched", "no memory"]
+    rows = [
+        row
+        for i, reason in enumerate(said)
+        for row in attacked("near", [LOST], [False], status=f"failed: {reason}")
+        for row in [Row(row.epoch, row.step, i, 0, row.quantity, row.value, row.status)]
+    ]
+    words = visible(report(tmp_path, rows))
+    assert "3 samples: 4 to 33 % not matched" in words
+    assert "1 sample: no memory" in words
+
+
 def test_all_reasons_are_named_or_counted(tmp_path: Path) -> None:
     rows = [
         row
-        for i in range(6)
-        for row in attacked("near", [LOST], [False], status=f"failed: reason {i}")
+        for i, letter in enumerate("abcdef")
+        for row in attacked("near", [LOST], [False], status=f"failed: reason {letter}")
         for row in [Row(row.epoch, row.step, i, 0, row.quantity, row.value, row.status)]
     ]
     said = visible(report(tmp_path, rows))
-    assert sum(f"reason {i}" in said for i in range(6)) == 4
-    assert "2 samples more: for like reasons" in said
+    assert sum(f"reason {letter}" in said for letter in "abcdef") == 4
+    assert "2 samples more: for other reasons" in said
 
 
 def test_course_has_gaps_and_counts() -> None:
@@ -131,7 +144,7 @@ def test_prediction_is_compared_with_conclusive_attacks() -> None:
     hidden = next(t for t in figure.data if t.visible == "legendonly")
     assert hidden.name == "practical attack, 1 inconclusive"
     diagonal = figure.data[-1]
-    assert list(diagonal.x) == list(diagonal.y) == [20.0, 24.0]
+    assert list(diagonal.x) == list(diagonal.y) == [10.0, 40.0]
     lost = attacked("random", [LOST] * 4, [False] * 4)
     assert predicted_achieved(table(lost, scores), NOW, None) is None
 
@@ -155,7 +168,7 @@ def test_pictures_of_failed_attacks_come_last_and_are_no_evidence(
     }
     ledger.append(rows, attacks=kept)
     page = write_report(tmp_path).read_text("utf-8")
-    order = re.findall(r'alt="sample (\d)"', page)
+    order = re.findall(r'aria-label="sample (\d)"', page)
     assert order == ["2", "0", "1"]
     assert '<div class="soft">60.0 dB</div>' in page
     assert page.count(">inconclusive</span>") == 1

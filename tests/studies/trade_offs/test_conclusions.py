@@ -1,0 +1,69 @@
+"""What a trade-off says first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from leakwatch.studies import TradeOff
+from leakwatch.studies.trade_offs.conclusions import conclude, lead_of
+from leakwatch.studies.trade_offs.rows import Overview
+from studies.trade_offs.test_table import cell, trade_off
+
+NAN = math.nan
+
+
+def said(found: Overview) -> list[str]:
+    return [answer for _, answer in conclude(found)]
+
+
+def test_the_prediction_leads_where_attacks_are_few() -> None:
+    found = trade_off(
+        cell("gaussian", [30.0, NAN], predicted=26.0),
+        replace(
+            cell("gaussian", [15.0, NAN], budget=0.5, predicted=18.0), accuracy=0.8
+        ),
+        replace(cell("pruning", [9.0, NAN], budget=0.5, predicted=12.0), accuracy=0.7),
+    )
+    assert lead_of(found).name == "adaptive_predicted_psnr"
+    cost, attacks = said(found)
+    assert cost == (
+        "gaussian 0.5 relative: at most 18.0 dB (predicted PSNR of the adaptive "
+        "attacker) at an accuracy of 80.0%, 10.0 points less than without a defense. "
+        "Without a defense it is exactly the image."
+    )
+    assert attacks.startswith(
+        "They could not: 4 of 7 adaptive attacks conclusive, and it takes 8."
+    )
+
+
+def test_enough_conclusive_attacks_lead() -> None:
+    plain = cell("none", [58.0] * 8, budget=0.0, predicted=58.5)
+    noisy = cell("gaussian", [*[14.0] * 7, 19.0], predicted=16.0)
+    found = TradeOff((plain, noisy), ("naive",), "relative").overview
+    assert lead_of(found).name == "naive_psnr"
+    cost, attacks = said(found)
+    assert cost.startswith(
+        "gaussian 0.1 relative: at most 19.0 dB (PSNR that the naive attacker "
+        "achieved) at an accuracy of 90.0%, 0.0 points less"
+    )
+    assert attacks == (
+        "16 of 16 naive attacks conclusive. In no setting did the median exceed its "
+        "prediction by 1 dB."
+    )
+    beaten = cell("gaussian", [19.0] * 8, predicted=16.0)
+    found = TradeOff((plain, beaten), ("naive",), "relative").overview
+    assert (
+        "better than predicted, by up to 3.0 dB in the median (gaussian 0.1"
+        in (said(found)[1])
+    )
+
+
+def test_nothing_that_holds_is_called_so() -> None:
+    cost, _ = said(trade_off(cell("gaussian", [30.0], predicted=31.0)))
+    assert cost.startswith("Nothing that was tried. The least exposing is gaussian 0.1")
+    unknown = cell("gaussian", [NAN], predicted=NAN)
+    cost, _ = said(TradeOff((unknown,), ("naive",), "relative").overview)
+    assert (
+        cost == "Nothing is known of any defense, which does not say that it is safe."
+    )
