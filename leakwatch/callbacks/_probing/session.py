@@ -10,6 +10,7 @@ from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.run import ProbeRun, Probing
 from leakwatch.callbacks._probing.state import Progress
@@ -79,8 +80,9 @@ class ProbeSession:
         prepare, why = probing.preparation(source, self.probes)
         self._run = ProbeRun(probing, module, self.probes, self._warn, prepare)
         self.comparison = probing.comparison(
-            self._run.gradients, self.probes, why, self._tell
+            self._run.gradients, self.probes, why, self._tell, self._weigh
         )
+        self._run.weigh(LossFactors.from_state(progress.factors))
         self._recorder = self._opened(trainer, natural, defense)
 
     @property
@@ -267,6 +269,10 @@ class ProbeSession:
         self._warn(key, text)
         if self._recorder is not None:
             self._recorder.say_beside(text)
+
+    def _weigh(self, factors: LossFactors) -> None:
+        self._run.weigh(factors)
+        self._progress.factors = factors.state()
 
     def _warn(self, key: str, text: str) -> None:
         if key not in self._warned:

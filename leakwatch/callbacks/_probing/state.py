@@ -30,6 +30,8 @@ class Progress:
         latest: log key → number of the last probe step.
         indices: data-set indices of the probes.
         fingerprint: of the probes.
+        factors: by which training multiplies the criterion's losses, see
+            :class:`LossFactors`.
     """
 
     run: str = ""
@@ -43,6 +45,7 @@ class Progress:
     latest: dict[str, float] = field(default_factory=dict)
     indices: list[int] = field(default_factory=list)
     fingerprint: str = ""
+    factors: dict[str, float] = field(default_factory=dict)
 
     @property
     def past(self) -> PastRecord | None:

@@ -309,4 +309,5 @@ class Recorder:
 
     def _refused(self, sentences: Sequence[str]) -> None:
         if sentences:
-            self._warn("loggers", f"a logger refused values: {'; '.join(sentences)}")
+            said = "; ".join(dict.fromkeys(sentences))
+            self._warn("loggers", f"a logger refused values: {said}")

@@ -28,6 +28,8 @@ _COUNTS = (64, 128, 256)
 _ENOUGH_DB = 0.3
 # Part of the error: where less is in what was looked at, all of that is out.
 _ALL_OUT = 0.1
+# Numbers of columns in float64 that are multiplied at once.
+_BLOCK = 2**21
 
 
 @final
@@ -82,7 +84,7 @@ def leading_components(
             components as there may be.
         most: components that may be looked at.
         max_memory: MiB that tangents may take; if they take more, each costs a product
-            with Jᵀ too.
+            with Jᵀ too. ``None``: any.
     """
     batch, d_theta, d_x = jacobian.shape
     counts = [min(n, most, d_x) for n in _COUNTS]
@@ -125,12 +127,17 @@ def leading_components(
 
 
 def _extend(grams: Tensor, columns: Sequence[Tensor], done: int) -> None:
-    """Inner products of the new columns with all."""
+    """Inner products of the new columns with all, in float64, a block at a time."""
+    n, every = len(columns), columns[0].shape[1]
+    step = max(1, _BLOCK // n)
     for i in range(len(grams)):
-        every = torch.stack([column[i] for column in columns]).double()
-        block = every @ every[done:].T
-        grams[i, : len(every), done : len(every)] = block
-        grams[i, done : len(every), : len(every)] = block.T
+        block = grams.new_zeros(n, n - done)
+        for start in range(0, every, step):
+            part = torch.stack([c[i, start : start + step] for c in columns])
+            wide = part.double()
+            block.addmm_(wide, wide[done:].T)
+        grams[i, :n, done:n] = block
+        grams[i, done:n, :n] = block.T
 
 
 def _settled(before: Sequence[float], errors: Sequence[float], rest: float) -> bool:
