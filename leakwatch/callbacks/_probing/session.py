@@ -253,8 +253,6 @@ class ProbeSession:
             probes=due,
             attacks=pictures if self._probing.log_images else None,
         )
-        if self._probing.report and self._probing.live:
-            recorder.refresh()
         if self._probing.verbose:
             text = self._probing.sentence(rows) or sentence(
                 rows,
@@ -263,6 +261,10 @@ class ProbeSession:
                 self._run.settings.knows,
             )
             say(trainer, text)
+        if self._probing.report and self._probing.live:
+            path = recorder.refresh()
+            if path is not None and self._probing.verbose:
+                say(trainer, f"leakwatch report, new after probe steps: {path}")
 
     def _tell(self, key: str, text: str) -> None:
         """Warns, and says it beside the headline."""
