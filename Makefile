@@ -29,14 +29,12 @@ unit: $(VENV)/.ready
 test-long: $(VENV)/.ready
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -m long -n auto --maxprocesses=4 --dist=worksteal
 
-# The oldest versions that pyproject.toml declares, in an environment of its own.
-OLDEST := torch==2.5.* torchvision==0.20.* lightning==2.4.* torchmetrics==1.4.* \
-	lpips==0.1.4 scipy==1.11.* wandb==0.18.* numpy==1.26.* pillow==10.0.* \
-	jaxtyping==0.2.34 jsonargparse==4.37.* jinja2==3.1.* plotly==5.24.* pandas==2.0.*
-
+# The oldest versions that pyproject.toml declares, in an environment of its own: of
+# each "name>=1.2" the last 1.2.x, of "name>=1.2.3" that one.
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(OLDEST)
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' \
+		$$(.venv-oldest/bin/python tests/oldest.py pyproject.toml)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv-oldest/bin/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
 
 bench: $(VENV)/.ready

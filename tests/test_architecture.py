@@ -366,3 +366,18 @@ def test_nothing_installs_the_namesake_on_the_index() -> None:
         pytest.skip("not a git checkout")
     here = Path(__file__).name
     assert [line for line in listed.stdout.splitlines() if here not in line] == []
+
+
+def test_the_oldest_versions_are_those_that_are_declared() -> None:
+    pinned = subprocess.run(
+        [sys.executable, ROOT / "tests/oldest.py", ROOT / "pyproject.toml"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    declared = (ROOT / "pyproject.toml").read_text()
+    assert "torch==2.5.*" in pinned
+    assert "wandb==0.23.*" in pinned
+    assert "lpips==0.1.4" in pinned
+    for pin in pinned:
+        assert f'"{pin.removesuffix(".*").replace("==", ">=")}"' in declared

@@ -31,6 +31,10 @@ def _formula(found: re.Match[str]) -> str:
 class Roles(griffe.Extension):
     """Rewrites Sphinx roles and directives, which Markdown does not know."""
 
+    def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
+        """Leaves out what a module says of its files: pages have their own start."""
+        mod.docstring = None
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called by griffe with each module, class, function and attribute."""
         if obj.docstring is None:

@@ -15,8 +15,8 @@ from leakwatch.attacks.pixels import PixelScale
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import Perturbation, SharedGradient
 from leakwatch.attacks.start import Start, StartKind
-from leakwatch.checks import check_integer, check_number
-from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.checks import check_function, check_integer, check_number
+from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
 
@@ -43,6 +43,7 @@ def attack(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     time_limit: float | None = None,
     progress: bool | Progress = False,
@@ -86,11 +87,14 @@ def attack(
         seed: of the starts and the noise.
         dtype: arithmetic. float32 ends at about 1e-6 of the gradient; float64 goes on.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
+        prepare: what becomes of a batch of inputs before the network gets it, a
+            differentiable function; the attacker knows it, and looks for ``x`` as it
+            goes in.
         parameters: which of them are shared, see
             :class:`leakwatch.derivatives.GradientMap`. Default: all that are trained.
         time_limit: seconds for the attack and all that prepares it. It ends before the
             step that would go beyond, at the latest after one more; judging the result
-            comes on top, one gradient of each target.
+            comes on top, three gradients of each target.
         progress: ``True`` for a line on stderr, or a callable, see
             :data:`leakwatch.attacks.base.Progress`.
         overrides: other settings of the preset, such as ``lr``, ``tv``, ``distance``,
@@ -120,11 +124,14 @@ def attack(
     for name, function in (("perturb", perturb), ("criterion", criterion)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, got {function!r}.")
+    check_function("prepare", prepare, "prepare(x) → network inputs")
     check_number("noise_std", noise_std, "[0, inf)", example=1e-3)
     chosen = presets.resolve(preset, steps, overrides)
     if labels not in ("known", "inferred"):
         raise ValueError(f"labels must be 'known' or 'inferred', got {labels!r}.")
-    gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
+    gradients = GradientMap(
+        module, criterion, prepare=prepare, parameters=parameters, dtype=dtype
+    )
     x, y = gradients.checked(x, y)
     shared = SharedGradient.of(
         gradients,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.distributed import refuse_device, refuse_sharded
 from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
 from leakwatch.callbacks._probing.placed import Placed
@@ -474,7 +475,12 @@ class ProbeCallback(RecordingCallback):
         return source.preparation(probes)
 
     def comparison(
-        self, gradients: GradientMap, probes: ProbeSet, why: str, tell: Warn
+        self,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        why: str,
+        tell: Warn,
+        weigh: Callable[[LossFactors], None],
     ) -> TrainingComparison:
         """What compares the first steps of training with what is scored."""
         return TrainingComparison(
@@ -483,7 +489,9 @@ class ProbeCallback(RecordingCallback):
             given=self.prepare is not None,
             losses=self.criterion is not training_step_losses,
             why=why,
+            classes=frozenset(label for label in probes.labels if label is not None),
             tell=tell,
+            weigh=weigh,
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

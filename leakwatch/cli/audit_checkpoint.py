@@ -13,7 +13,7 @@ from leakwatch.callbacks._recording.bars import Lines, Terminal
 from leakwatch.callbacks._recording.recorder import Recorder
 from leakwatch.cli.checkpoint import free_directory, load_weights, read_checkpoint
 from leakwatch.cli.record import Record
-from leakwatch.cli.subject import AttackCLI, SubjectCLI, draw
+from leakwatch.cli.subject import AttackCLI, SubjectCLI, draw, loss_factors
 from leakwatch.cli.tables import score_table
 from leakwatch.cli.training import quiet
 from leakwatch.progress import heard_by
@@ -76,6 +76,8 @@ def audit_checkpoint(
         )
         # All as the callback has it during training, but for the Trainer.
         run = ProbeRun(subject.monitor, subject.module, probes, _say, prepare)
+        factors = None if record is None else record.loss_factors
+        run.weigh(loss_factors(subject, checkpoint, factors))
         with _progress(command):
             share = run.measure(epoch, step)
     if share.error and not any(row.usable for row in share.rows):

@@ -27,12 +27,14 @@ class Record:
         told: What the command was told, from ``run.json``.
         name: Of the callback whose settings applied.
         probes: Indices and fingerprint of the samples.
+        loss_factors: By which its training multiplied losses.
     """
 
     directory: Path
     told: Mapping[str, Any]
     name: str | None
     probes: Mapping[str, Any]
+    loss_factors: Mapping[str, float]
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -61,6 +63,7 @@ class Record:
             }
             if isinstance(probes, dict)
             else {},
+            loss_factors=metadata.get("loss_factors", {}),
         )
 
     def fill_in(self, options: argparse.Namespace) -> None:

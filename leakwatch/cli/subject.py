@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
+from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
@@ -183,10 +184,7 @@ def draw(
         training,
         module=subject.module,
     )
-    saved = {} if checkpoint is None else checkpoint.callbacks
-    # An attack may ask about a run that was watched, but never attacked.
-    state = recorded or saved.get(monitor.saved_as) or _of_a_monitor(saved)
-    state = state if isinstance(state, Mapping) else {}
+    state = recorded or _saved(subject, checkpoint)
     wanted = monitor.given if count is None else count
     watched = state.get("indices") if training or recorded else None
     again = isinstance(watched, list | tuple) and len(watched) == wanted
@@ -199,6 +197,30 @@ def draw(
             "the config's data or normalisation is another."
         )
     return probes, prepare, notes
+
+
+def loss_factors(
+    subject: Subject,
+    checkpoint: Checkpoint | None,
+    recorded: Mapping[str, float] | None,
+) -> LossFactors:
+    """Return by how much training multiplied losses, as the run has seen it.
+
+    Args:
+        subject: The subject.
+        checkpoint: What was saved; None for a network that was not trained.
+        recorded: What a record that is repeated says; None for none.
+    """
+    state = _saved(subject, checkpoint).get("factors", {})
+    return LossFactors.from_state(state if recorded is None else recorded)
+
+
+def _saved(subject: Subject, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
+    """What a checkpoint knows of the callback, or of another monitor."""
+    saved = {} if checkpoint is None else checkpoint.callbacks
+    # An attack may ask about a run that was watched, but never attacked.
+    state = saved.get(subject.monitor.saved_as) or _of_a_monitor(saved)
+    return state if isinstance(state, Mapping) else {}
 
 
 def draw_unprepared(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leakwatch.derivatives.gradient_map import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.derivatives.parameter_filters import ParameterFilter
-from leakwatch.derivatives.runtime import Criterion
+from leakwatch.derivatives.runtime import Criterion, Prepare
 
 __all__ = ["LayerTable", "layer_attribution"]
 
@@ -75,6 +75,7 @@ def layer_attribution(
     largest: bool = False,
     input_scale: Float[Tensor, " d_x"] | None = None,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     dtype: torch.dtype = torch.float32,
     max_memory: float | None = None,
@@ -94,6 +95,8 @@ def layer_attribution(
         input_scale: d(input)/d(pixel) of each input element, normally 1/std of the
             normalisation. Default 1.
         criterion: ``criterion(module, x, y)`` → one loss per sample.
+        prepare: what becomes of a batch of inputs before the network gets it, as in
+            :class:`GradientMap`.
         parameters: which parameters are shared, as in :class:`GradientMap`.
         dtype: arithmetic of J, float32 or float64; H is summed in float64.
         max_memory: MiB that may be kept of J of one sample at a time.
@@ -112,7 +115,9 @@ def layer_attribution(
         >>> table.layers, table.parameters, table.trace.shape
         (('0', '2'), (30, 21), torch.Size([2, 2]))
     """
-    gradients = GradientMap(module, criterion, parameters=parameters, dtype=dtype)
+    gradients = GradientMap(
+        module, criterion, prepare=prepare, parameters=parameters, dtype=dtype
+    )
     x, y = gradients.checked(x, y)
     jacobian = GradientJacobian(gradients, x, y, input_scale=input_scale)
     counts: Counter[str] = Counter()

@@ -328,7 +328,9 @@ def score(
         max_memory: MiB for the Jacobian of one sample, or what stands for it, and for
             the tangents that it is formed from; some 100 MiB and five matrices of
             8 d_x² bytes come on top. Beyond it ``"auto"`` is not exact, and ``"exact"``
-            goes over the parameters in parts, which takes longer.
+            goes over the parameters in parts, which takes longer. ``"lanczos"`` keeps
+            its vectors, tangents and graphs within it; a note says beforehand where
+            one product takes more.
         products: most products with J and Jᵀ per sample that ``"lanczos"`` takes for
             each of its tasks: ends, ends for the cosine distance, sums, and each of two
             inverses for a ``delta``. A task stops earlier when it is done, or when so
@@ -360,7 +362,7 @@ def score(
     check_samples(x, y)
     check_number("data_range", data_range, example=1.0)
     check_function("criterion", criterion, "criterion(module, x, y) → (batch,)")
-    check_function("prepare", prepare, "prepare(module, x) → network inputs")
+    check_function("prepare", prepare, "prepare(x) → network inputs")
     for name, tensor in (("delta", delta), ("prior_mean", prior_mean)):
         if tensor is not None:
             check_tensor(name, tensor)

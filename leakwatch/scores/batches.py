@@ -81,7 +81,7 @@ def score_samples(
 
     samples: list[ScoredSample] = []
     errors: list[Exception] = []
-    group = max(1, _GROUP_BYTES // (8 * inputs.gradients.size))
+    group = max(1, min(plan.group, _GROUP_BYTES // (8 * inputs.gradients.size)))
     for start in range(0, len(inputs), group):
         stop = min(start + group, len(inputs))
         try:

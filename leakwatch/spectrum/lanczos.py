@@ -8,7 +8,6 @@ from typing import Literal, final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from leakwatch.spectrum.exact import eigh_or_nan
 from leakwatch.spectrum.operators import (
@@ -202,9 +201,10 @@ class _Basis:
     def start(self, sample: int, lane: int) -> None:
         """Start a chain of one sample from a random vector orthogonal to its others."""
         if lane == self.open.shape[1]:
-            self.waiting = pad(self.waiting, (0, 0, 0, 1))
-            self.coupling = pad(self.coupling, (0, 0, 0, 1))
-            self.open = pad(self.open, (0, 1))
+            self.waiting, self.coupling, self.open = (
+                torch.cat([t, t.new_zeros(len(t), 1, *t.shape[2:])], 1)
+                for t in (self.waiting, self.coupling, self.open)
+            )
         while len(self._draws) <= lane:
             drawn = random_vector(self.operator.size, self._generator)
             self._draws.append(drawn.to(self.vectors.device))
@@ -230,7 +230,9 @@ class _Basis:
         w, parts = orthogonalise(w, torch.cat([self.vectors, self.waiting], dim=1))
         rest = norm(w)
 
-        self.projected = pad(self.projected, (0, 1, 0, 1))
+        wider = self.projected.new_zeros(len(lane), m + 1, m + 1)
+        wider[:, :m, :m] = self.projected
+        self.projected = wider
         self.projected[:, :, m] = parts[:, : m + 1]
         self.projected[:, m, :m] = self.coupling[every, lane]
         self.coupling[every, lane] = 0.0

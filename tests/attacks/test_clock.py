@@ -52,4 +52,5 @@ def test_the_limit_holds_for_an_attack_and_all_that_prepares_it(
     )  # fmt: skip
     # A loss takes a second. A step of Gauss-Newton forms H of two targets: 12 losses.
     spent = now[0] - 100.0
-    assert limit - 15 < spent < limit + 15
+    # Judging takes three gradients of each target on top.
+    assert limit - 15 < spent < limit + 5

@@ -379,3 +379,21 @@ def test_only_shared_parameters_reach_the_attacker(preset: str) -> None:
     # The head alone knows the image's eight features, not its nine pixels.
     head = attack(net, x, y, preset, steps=50, parameters="3", data_range=1.0)
     assert float((head.images - x).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("preset", ["gauss-newton", "lavp-l2"])
+def test_an_attack_looks_for_what_goes_into_the_preparation(preset: str) -> None:
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.Sigmoid(), nn.Linear(12, 3))
+    x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    how: dict[str, Any] = {"start": Start.near(x, 0.05), "dtype": DOUBLE, "steps": 60}
+    inside = attack(nn.Sequential(_Normalise(), net), x, y, preset, **how)
+    before = attack(net, x, y, preset, prepare=lambda t: (t - 0.3) / 0.2, **how)
+    torch.testing.assert_close(before.images, inside.images, rtol=1e-8, atol=1e-8)
+    with pytest.raises(TypeError, match="prepare must be a function prepare"):
+        attack(net, x, y, prepare="normalise")  # type: ignore[arg-type]
+
+
+class _Normalise(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - 0.3) / 0.2

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from monitor_cases import Tiny, dataset, fit, record_of
+from monitor_cases import CLASSES, Tiny, dataset, fit, record_of
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
@@ -165,7 +165,45 @@ def talking(folder: Path, processes: int) -> dict[str, Any]:
     return {"said": said, "epoch": run.current_epoch, "record": record_of(watched)}
 
 
+class OneVersusRest(Double):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        target = F.one_hot(batch[1], CLASSES).double()
+        return F.binary_cross_entropy_with_logits(self(batch[0].double()), target)
+
+
+class Halved(Double):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) / 2
+
+
+class Weighted(Double):
+    """Each process divides by the weights of its own samples."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        weight = torch.tensor([1.0, 3.0, 0.5]).double()
+        return F.cross_entropy(self(batch[0].double()), batch[1], weight=weight)
+
+
+def compared(folder: Path, processes: int) -> dict[str, Any]:
+    """What is said of the gradient that training shares."""
+    found: dict[str, Any] = {}
+    for kind in (Double, OneVersusRest, Halved, Weighted):
+        watched = watch(dtype="float64", scores=["norms"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = go(folder / kind.__name__, watched, processes=processes, module=kind)
+        texts = [str(w.message) for w in caught]
+        norms = [r[5] for r in record_of(watched) if r[4] == "grad_norm"]
+        alone = go(folder / "alone", processes=processes, module=kind)
+        found[kind.__name__] = {
+            "said": [text for text in texts if text.startswith("leakwatch")],
+            "norms": norms,
+            "same": weights(run) == weights(alone),
+        }
+    return found
+
+
 CASES = {
     case.__name__: case
-    for case in (plain, double, single, one_probe, resumed, broken, talking)
+    for case in (plain, double, single, one_probe, resumed, broken, talking, compared)
 }

@@ -36,8 +36,13 @@ def test_it_is_written_after_probe_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "_EARLIEST", 0.0)
-    seen, last = seen_during(tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr(
+        "leakwatch.callbacks._probing.session.say", lambda _, text: said.append(text)
+    )
+    seen, last = seen_during(tmp_path, verbose=True)
     assert seen == [True, True]
+    assert sum(line.startswith("leakwatch report, new after") for line in said) == 1
     assert LIVE not in last
     assert "after epoch 2" in last
 

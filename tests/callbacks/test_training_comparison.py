@@ -308,18 +308,115 @@ class Sum(Tiny):
         return F.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 100 * 100
 
 
+class HalfSum(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 2
+
+
+WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
+
+
+class WeightedMean(Tiny):
+    """As torch has it: a batch is divided by the sum of its weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1], weight=WEIGHTS)
+
+
+class WeightedSum(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self(x), y, weight=WEIGHTS, reduction="sum")
+
+
+class WeightedEach(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return (WEIGHTS[batch[1]] * losses).mean()
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
         (Half, "is 0.5 times that of the criterion"),
+        (HalfSum, "is 0.5 times that of the criterion"),
         (Sum, "adds the losses of a batch up"),
+        (WeightedMean, "of classes (0: 2, 1: 6, 2: 1) and divides by the weights"),
+        (WeightedEach, "of classes (0: 1, 1: 3, 2: 0.5); scores after step"),
+        (WeightedSum, "of classes (0: 1, 1: 3, 2: 0.5); scores after step"),
     ],
 )
 def test_a_constant_factor_is_said(
     tmp_path: Path, module: type[Tiny], words: str
 ) -> None:
-    (said,) = cautions(tmp_path, module(), data=loader(n=22))
+    (said,) = cautions(tmp_path, module(), data=loader(n=62), max_epochs=2)
     assert words in said
+
+
+def alone(module: L.LightningModule, x: Tensor, y: Tensor) -> Tensor:
+    """The losses of batches of one, as the training step has them."""
+    steps = [
+        module.training_step([x[i : i + 1], y[i : i + 1]], 0) for i in range(len(x))
+    ]
+    return torch.stack(steps)
+
+
+@pytest.mark.parametrize("module", [Half, HalfSum, Sum, WeightedEach, WeightedSum])
+def test_scores_are_of_the_gradient_with_its_factor(
+    tmp_path: Path, module: type[Tiny]
+) -> None:
+    names = ["grad_norm", "i2f_bayes_psnr", "lavp_l2_max"]
+    watched = monitor(scores=["norms", "bayes", "lavp"], noise_std=1e-2)
+    trained = module()
+    cautions(tmp_path, trained, watched, data=loader(n=62))
+    trained.log = lambda *_, **__: None
+    probes = watched.probes
+    assert probes is not None
+    right = leakwatch.score(
+        trained, probes.x, probes.y, ["norms", "bayes", "lavp"], criterion=alone,
+        noise_std=1e-2, prior_std=probes.prior_std, prior_mean=probes.prior_mean,
+    )  # fmt: skip
+    for name in names:
+        rows = [r for r in rows_of(watched) if r.quantity == name][-len(probes) :]
+        assert [r.status for r in rows] == [str(s) for s in right.status[name]]
+        torch.testing.assert_close(
+            torch.tensor([r.value for r in rows]).double(),
+            right[name].double(), rtol=0.02, atol=0.1,
+        )  # fmt: skip
+    # Before the first step nothing was known.
+    rows = [r for r in rows_of(watched) if r.quantity == "grad_norm"][: len(probes)]
+    factors = RiskLedger.open(watched.run_directory).read_metadata().get("loss_factors")
+    assert {r.step for r in rows} == {0}
+    assert (factors is None) == (module is Sum)
+
+
+class Focal(Tiny):
+    """Weighs each sample by what it is worth: no class has a weight."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return ((1 - (-losses).exp()) ** 2 * losses).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("size", [2, 12])
+def test_factors_of_single_samples_are_no_weights_of_classes(
+    tmp_path: Path, size: int
+) -> None:
+    data = loader(n=60, batch_size=size)
+    (said,) = cautions(tmp_path, Focal(), data=data, max_epochs=3)
+    assert said.startswith("the gradient that training uses is not that of the criter")
+
+
+def test_factors_are_part_of_a_checkpoint(tmp_path: Path) -> None:
+    first = monitor(at_start=False, scores=["norms"])
+    cautions(tmp_path, WeightedEach(), first, data=loader(n=62))
+    factors = {"all": 1.0, "0": 1.0, "1": 3.0, "2": 0.5}
+    assert first.state_dict()["factors"] == pytest.approx(factors, rel=1e-3)
+    metadata = RiskLedger.open(first.run_directory).read_metadata()
+    assert metadata["loss_factors"] == pytest.approx(factors, rel=1e-3)
 
 
 def test_a_batch_without_labels_can_not_be_compared(tmp_path: Path) -> None:

@@ -115,6 +115,26 @@ def test_the_record_is_one_process_s(two: Results, one: dict[str, Any]) -> None:
     assert two["double"][0]["metrics"] == two["double"][1]["metrics"]
 
 
+def test_the_gradient_that_training_shares_is_compared(two: Results) -> None:
+    words = {
+        "Double": "",
+        "OneVersusRest": "is not that of the criterion on the same batch",
+        "Halved": "is 0.5 times that of the criterion",
+        "Weighted": "is not that of the criterion on the same batch",
+    }
+    for rank in (0, 1):
+        for name, expected in words.items():
+            found = two["compared"][rank][name]
+            assert found["same"]
+            assert len(found["said"]) == bool(expected), found["said"]
+            assert all(expected in text for text in found["said"])
+    norms = {k: [float(v) for v in two["compared"][0][k]["norms"]] for k in words}
+    # Before the first step weights are the same, and nothing is known of factors.
+    assert norms["Halved"][:3] == norms["Double"][:3]
+    later = [a / b for a, b in zip(norms["Halved"], norms["Double"], strict=True)][3:]
+    assert max(later) < 0.7
+
+
 def test_also_in_single_precision(two: Results, one: dict[str, Any]) -> None:
     assert_same_record(two["single"][0]["record"], one["single"]["record"], 1e-12)
 

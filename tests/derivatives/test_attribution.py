@@ -180,3 +180,13 @@ def test_a_layer_whose_share_is_no_number_is_never_zero() -> None:
     assert table.largest is not None
     assert not bool(torch.isfinite(table.trace).any())
     assert not bool(torch.isfinite(table.largest).any())
+
+
+def test_what_becomes_of_inputs_counts() -> None:
+    case = BY_NAME["lenet"]
+    x, y = case.data(2)
+    scaled = leakwatch.layer_attribution(
+        case.module(), x, y, prepare=lambda t: 3 * t, dtype=torch.float64
+    )
+    plain = leakwatch.layer_attribution(case.module(), 3 * x, y, dtype=torch.float64)
+    torch.testing.assert_close(scaled.trace, 9 * plain.trace, rtol=1e-10, atol=0)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.base import GradientAttack, GradientTask, SearchResult
+from leakwatch.attacks.clock import Clock
 from leakwatch.attacks.gauss_newton.levenberg_marquardt import (
     LevenbergMarquardt,
     LevenbergMarquardtResult,
@@ -20,7 +21,7 @@ from leakwatch.attacks.gauss_newton.objective import (
     PosteriorObjective,
     fixed_logit_gradient,
 )
-from leakwatch.attacks.gauss_newton.steps import DenseSteps, MatrixFreeSteps
+from leakwatch.attacks.gauss_newton.steps import Costs, DenseSteps, MatrixFreeSteps
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.start import stream
 from leakwatch.checks import check_choice, check_integer, check_number
@@ -198,6 +199,7 @@ class Waves:
         self.shared, self.pixels = task.shared, task.pixels
         shared, labels = task.shared, task.labels
         self.wave = 0
+        self._clock, self._costs = Clock(task.deadline), Costs()
         target = shared.gradient.double()
         self.length = target.norm(dim=1).clamp_min(torch.finfo(target.dtype).tiny)
         noise = shared.noise_std * math.sqrt(target.shape[1]) / self.length
@@ -320,7 +322,7 @@ class Waves:
         how: DenseSteps | MatrixFreeSteps
         numbers = self.shared.gradient.shape[1] * objective.size
         if a.method == "dense" or (a.method == "auto" and 8 * numbers <= _DENSE_BYTES):
-            how = DenseSteps(objective, self.task.deadline)
+            how = DenseSteps(objective, self.task.deadline, self._costs)
         else:
             how = MatrixFreeSteps(objective, a.products, a.forcing)
         assert self.tolerance is not None
@@ -331,7 +333,7 @@ class Waves:
         state = LevenbergMarquardt(
             objective, how, a, self.tolerance, targets, p, bounds
         )
-        return state.run(deadline=self.task.deadline, report=self._report)
+        return state.run(clock=self._clock, report=self._report)
 
     def _objective(
         self, labels: Tensor, criterion: Criterion | None = None

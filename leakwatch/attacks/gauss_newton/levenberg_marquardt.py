@@ -147,18 +147,18 @@ class LevenbergMarquardt:
         self.alive &= self.best_residual > tolerance
 
     def run(
-        self, *, deadline: float | None = None, report: Report | None = None
+        self, *, clock: Clock | None = None, report: Report | None = None
     ) -> LevenbergMarquardtResult:
         """Iterates to the end.
 
         Args:
-            deadline: ``time.perf_counter()`` at which to have stopped.
+            clock: says when to stop, and knows how long a step took before.
             report: called after each step with its number and the residuals.
 
         Returns:
             The best images met.
         """
-        clock = Clock(deadline)
+        clock = Clock(None) if clock is None else clock
         for step in range(self.settings.steps):
             a = self.alive.nonzero()[:, 0]
             if len(a) == 0:

@@ -14,7 +14,7 @@ from leakwatch.attacks.gauss_newton.objective import PosteriorObjective
 from leakwatch.attacks.gauss_newton.subproblems import conjugate_gradients
 from leakwatch.spectrum.box import minimum_in_box
 
-__all__ = ["DenseSteps", "Iterates", "MatrixFreeSteps", "Steps"]
+__all__ = ["Costs", "DenseSteps", "Iterates", "MatrixFreeSteps", "Steps"]
 
 _PROBES = 2
 _FACES = 2
@@ -73,6 +73,20 @@ class Steps(Protocol):
 
 
 @final
+@dataclass
+class Costs:
+    """What parts of a dense step took the last time, for all waves of a run.
+
+    Attributes:
+        forming: seconds for H of one attack; 0 before the first.
+        solving: seconds for the model of one attack; 0 before the first.
+    """
+
+    forming: float = 0.0
+    solving: float = 0.0
+
+
+@final
 class DenseSteps:
     """From H as a matrix, one attack after the other; kept until it fails.
 
@@ -81,12 +95,15 @@ class DenseSteps:
     """
 
     def __init__(
-        self, objective: PosteriorObjective, deadline: float | None = None
+        self,
+        objective: PosteriorObjective,
+        deadline: float | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.objective, self.deadline = objective, deadline
         self._grams: dict[int, Tensor] = {}
         self._age: dict[int, int] = {}
-        self._seconds = 0.0  # that it took to form H of one attack
+        self._costs = Costs() if costs is None else costs
         self.formed = 0
 
     def renew(self, rows: Tensor) -> None:
@@ -109,16 +126,17 @@ class DenseSteps:
         trial, predicted = at.p.clone(), torch.zeros_like(damping)
         for i, row in enumerate(at.rows.tolist()):
             self._age[row] = self._age.get(row, 0) + 1
-            began = time.perf_counter()
-            forms = self._seconds if row not in self._grams else 0.0
-            if self.deadline is not None and began + forms > self.deadline:
+            began, new = time.perf_counter(), row not in self._grams
+            takes = self._costs.solving + new * self._costs.forming
+            if self.deadline is not None and began + takes > self.deadline:
                 break
-            if row not in self._grams:
+            if new:
                 h = o.gram(row, at.p[i], at.width[i])
                 o.add_prior(row, h)
                 self._grams[row], self._age[row] = h, 0
                 self.formed += 1
-                self._seconds = time.perf_counter() - began
+                self._costs.forming = time.perf_counter() - began
+            solves = time.perf_counter()
             h = self._grams[row]
             if not bool(torch.isfinite(h).all()):
                 continue
@@ -128,6 +146,7 @@ class DenseSteps:
             delta = minimum_in_box(m, b, *_room(at.p[i], bounds))
             trial[i] += delta
             predicted[i] = -(b @ delta + 0.5 * delta @ (h @ delta))
+            self._costs.solving = time.perf_counter() - solves
         return _boxed(trial, bounds), predicted
 
 

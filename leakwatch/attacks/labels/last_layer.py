@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leakwatch.attacks.shared_gradient import SharedGradient
 from leakwatch.derivatives import GradientMap
-from leakwatch.derivatives.losses import classification_criterion
+from leakwatch.derivatives.losses import is_cross_entropy
 from leakwatch.derivatives.runtime import UnsupportedModuleError
 
 __all__ = ["Head", "HeadGradient", "find_head", "logit_slopes"]
@@ -177,7 +177,7 @@ def logit_slopes(
     Returns:
         The slopes, float64; ``None`` where they can't be read.
     """
-    if gradients.criterion is not classification_criterion:
+    if not is_cross_entropy(gradients.criterion):
         return None
     try:
         head = find_head(gradients, shared.sample_shape)

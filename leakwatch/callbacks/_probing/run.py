@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, final
 
 import torch
 from torch import nn
 
+from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.distributed import refusing_collectives
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.step import (
@@ -28,6 +29,7 @@ from leakwatch.callbacks._recording.described import described as in_words
 from leakwatch.callbacks._recording.recorder import Recorder, Warn
 from leakwatch.callbacks._recording.run_metadata import assumed, describe_run
 from leakwatch.derivatives import GradientMap, Prepare, UnsupportedModuleError
+from leakwatch.derivatives.losses import WeightedCriterion
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Quantity, Row
 from leakwatch.reporting.message import GRADIENT, Message
@@ -104,7 +106,12 @@ class Probing(ABC):
         return None, ""
 
     def comparison(
-        self, gradients: GradientMap, probes: ProbeSet, why: str, tell: Warn
+        self,
+        gradients: GradientMap,
+        probes: ProbeSet,
+        why: str,
+        tell: Warn,
+        weigh: Callable[[LossFactors], None],
     ) -> TrainingComparison | None:
         """What compares the first steps of training with what is scored.
 
@@ -113,6 +120,7 @@ class Probing(ABC):
             probes: the samples.
             why: from :meth:`preparation`.
             tell: told, under a key, what differs.
+            weigh: told by how much training multiplies the criterion's losses.
 
         Returns:
             ``None`` where training shares something else than gradients.
@@ -206,9 +214,23 @@ class ProbeRun:
         scoring = probing.scoring
         if prepare is not None:
             scoring = replace(scoring, prepare=prepare)
-        self.gradients = checked_map(scoring, module, probes)
+        self.gradients = self._unweighted = checked_map(scoring, module, probes)
+        self._factors = LossFactors()
         self._try_one_gradient()
         probing.examine(module, self.gradients, probes)
+
+    def weigh(self, factors: LossFactors) -> None:
+        """Goes on with the gradient of a loss that training multiplies.
+
+        Args:
+            factors: by how much.
+        """
+        plain = self._unweighted
+        self.gradients, self._factors = plain, factors
+        if factors:
+            self.gradients = plain.with_criterion(
+                WeightedCriterion(plain.criterion, factors.common, factors.classes)
+            )
 
     def measure(
         self, epoch: int, step: int, *, rank: int = 0, world_size: int = 1
@@ -305,6 +327,8 @@ class ProbeRun:
         spectra = merge_spectra(shares, index, last.epoch, last.step)
         pictures = merge_pictures(shares, index, last.epoch, last.step)
         learned: dict[str, Any] = {}
+        if self._factors:
+            learned["loss_factors"] = self._factors.state()
         if shares[0].solver:
             learned["solver_used"] = shares[0].solver
         if shares[0].notes:

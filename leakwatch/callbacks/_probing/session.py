@@ -10,6 +10,7 @@ from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.cost import advice, affordable, forecast
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.run import ProbeRun, Probing
@@ -85,8 +86,9 @@ class ProbeSession:
         prepare, why = probing.preparation(source, self.probes)
         self._run = ProbeRun(probing, module, self.probes, self._warn, prepare)
         self.comparison = probing.comparison(
-            self._run.gradients, self.probes, why, self._tell
+            self._run.gradients, self.probes, why, self._tell, self._weigh
         )
+        self._run.weigh(LossFactors.from_state(progress.factors))
         self._recorder = self._opened(trainer, natural, defense)
         if self._recorder is not None and progress.left_out:
             self._recorder.leave_out(progress.left_out, self._too_dear)
@@ -325,8 +327,6 @@ class ProbeSession:
             probes=due,
             attacks=pictures if self._probing.log_images else None,
         )
-        if self._probing.report and self._probing.live:
-            recorder.refresh()
         if self._probing.verbose:
             text = self._probing.sentence(rows) or sentence(
                 rows,
@@ -335,12 +335,20 @@ class ProbeSession:
                 self._run.settings.knows,
             )
             say(trainer, text)
+        if self._probing.report and self._probing.live:
+            path = recorder.refresh()
+            if path is not None and self._probing.verbose:
+                say(trainer, f"leakwatch report, new after probe steps: {path}")
 
     def _tell(self, key: str, text: str) -> None:
         """Warns, and says it beside the headline."""
         self._warn(key, text)
         if self._recorder is not None:
             self._recorder.say_beside(text)
+
+    def _weigh(self, factors: LossFactors) -> None:
+        self._run.weigh(factors)
+        self._progress.factors = factors.state()
 
     def _warn(self, key: str, text: str) -> None:
         if key not in self._warned:

@@ -32,6 +32,8 @@ class Progress:
         fingerprint: of the probes.
         left_out: epochs whose probe step the budget left out.
         cost: seconds of the last probe step.
+        factors: by which training multiplies the criterion's losses, see
+            :class:`LossFactors`.
     """
 
     run: str = ""
@@ -47,6 +49,7 @@ class Progress:
     fingerprint: str = ""
     left_out: list[int] = field(default_factory=list)
     cost: float = 0.0
+    factors: dict[str, float] = field(default_factory=dict)
 
     @property
     def past(self) -> PastRecord | None:

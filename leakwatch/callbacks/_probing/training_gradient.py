@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,6 +13,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from leakwatch.callbacks._probing.class_weights import (
+    SAME,
+    ClassWeights,
+    LossFactors,
+)
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.preparation import samples_of
 from leakwatch.callbacks._recording.recorder import Warn
@@ -35,8 +41,8 @@ _FAR, _FAR_BY_CHANCE = 1.5, 6.0
 
 # Below this loss torch's cross-entropy leaves its float32 gradient too few digits.
 _CONFIDENT = 1e-3
-# Factors are the same if they differ by less.
-_SAME = 0.03
+# Classes in a batch, and numbers of their gradients, up to which they are taken apart.
+_MOST_CLASSES, _MOST_NUMBERS = 64, 2**26
 
 
 @final
@@ -53,6 +59,31 @@ class Verdict:
     agrees: bool
     factor: float
     gap: float
+
+
+@final
+@dataclass(frozen=True)
+class _Gradients:
+    """The criterion's, by id of parameter.
+
+    Attributes:
+        mean: of the batch.
+        parts: what each class adds to it, where that is asked for.
+    """
+
+    mean: dict[int, Tensor]
+    parts: dict[int, dict[int, Tensor]]
+
+    def added(self, other: _Gradients) -> _Gradients:
+        """With those of another part of a message."""
+
+        def both(a: dict[int, Tensor], b: dict[int, Tensor]) -> dict[int, Tensor]:
+            return {k: a[k] + b[k] for k in a if k in b}
+
+        parts = dict(self.parts)
+        for label, part in other.parts.items():
+            parts[label] = both(parts[label], part) if label in parts else part
+        return _Gradients(both(self.mean, other.mean), parts)
 
 
 def verdict(training: Tensor, ours: Tensor, rounding: float, spread: float) -> Verdict:
@@ -144,7 +175,10 @@ class TrainingComparison:
             step, which nothing else could be compared with.
         why: why probes don't go through what training does to batches; empty if they
             do.
+        classes: of the probes, whose weights matter; empty for other labels.
         tell: told, under a key, what differs.
+        weigh: told by how much training multiplies losses, as soon as that is seen, and
+            again where it turns out otherwise.
     """
 
     def __init__(
@@ -155,17 +189,27 @@ class TrainingComparison:
         given: bool,
         losses: bool,
         why: str,
+        classes: frozenset[int],
         tell: Warn,
+        weigh: Callable[[LossFactors], None],
     ) -> None:
         self._gradients = gradients
         self._inputs = inputs
         self._given = given
         self._left = bool(losses)
         self._why = why
+        self._classes = classes
         self._tell = tell
+        self._weigh = weigh
         self._looked = True  # at the gradient of this batch
         self._messages = 0
-        self._ours: list[dict[int, Tensor]] = []
+        self._ours: list[_Gradients] = []
+        self._counts: Counter[int] = Counter()
+        self._step = 0
+        # Of each way, once no single factor explains training.
+        self._weights: list[ClassWeights] | None = None
+        self._unexplained = ""
+        self._used, self._used_at = LossFactors(), 0
         self._last: tuple[Tensor, Tensor] | None = None
         self._factors: list[tuple[float, int]] = []
         self._compared = False
@@ -179,10 +223,14 @@ class TrainingComparison:
             batch: as the training step gets it.
         """
         self._looked = False
-        if self._messages not in _COMPARED:
+        due = self._messages in _COMPARED or self._waiting
+        if not (due or self._factors):
             return
         try:
             x, y = samples_of(batch)
+            # What adds up over a batch is told by one of another size.
+            if not due and len(y) in {size for _, size in self._factors}:
+                return
             if not self._compared:
                 self._compared = True
                 self._compare_inputs(module, x)
@@ -195,10 +243,9 @@ class TrainingComparison:
                 if i == len(self._ours):
                     self._ours.append(ours)
                 else:
-                    known = self._ours[i]
-                    self._ours[i] = {
-                        k: g + known[k] for k, g in ours.items() if k in known
-                    }
+                    self._ours[i] = self._ours[i].added(ours)
+            if self._weights is not None:
+                self._counts.update(y.tolist())
         except Exception as error:
             self._give_up(describe_error(error))
 
@@ -216,11 +263,13 @@ class TrainingComparison:
             return
         self._looked = True
         self._messages += 1
+        self._step = trainer.global_step
         ours, self._ours = self._ours, []
+        counts, self._counts = self._counts, Counter()
         if not ours or self._last is None:
             return
         try:
-            self._compare(trainer, module, optimizer, ours, *self._last)
+            self._compare(trainer, module, optimizer, ours, counts, *self._last)
         except Exception as error:
             self._give_up(describe_error(error))
         self._last = None
@@ -236,13 +285,29 @@ class TrainingComparison:
             self._give_up(
                 "no optimiser of Lightning's has taken a step, and no gradient is left"
             )
+        self._say_unexplained()
         self._left = False
         self._ours = []
 
     def finish(self) -> None:
         """Says what was waiting for a second look."""
-        if self._factors and self._left:
-            self._tell_factor(*self._factors[-1])
+        if self._left:
+            if self._factors:
+                self._tell_factor(*self._factors[-1])
+            self._tell_weights()
+            self._say_unexplained()
+
+    @property
+    def _waiting(self) -> bool:
+        """For classes of probes whose weights are not known yet."""
+        return (
+            self._left
+            and self._messages < _COMPARED[-1]
+            and any(
+                w.how in ("each", "sum") and not self._classes <= w.weights.keys()
+                for w in self._weights or ()
+            )
+        )
 
     # -- inputs ----------------------------------------------------------------------
 
@@ -278,8 +343,8 @@ class TrainingComparison:
         y: Tensor,
         prepare: Prepare | None,
         share: float,
-    ) -> dict[int, Tensor]:
-        """The criterion's mean gradient as training forms it, by id of parameter."""
+    ) -> _Gradients:
+        """The criterion's mean gradient as training forms it."""
         inner = underlying(module)
         loss = SampleLoss(inner, self._gradients.criterion, prepare)
         modes = [(part, part.training) for part in loss.modules()]
@@ -296,28 +361,39 @@ class TrainingComparison:
             with torch.enable_grad(), trainer.precision_plugin.train_step_context():
                 values = loss.batch(placed | fixed, x.detach().clone(), y.clone())
             if float(values.detach().mean()) < _CONFIDENT:
-                return {}
-            found = torch.autograd.grad(
-                share * values.mean(),
-                list(wanted.values()),
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        return {names[k]: g for k, g in zip(wanted, found, strict=True)}
+                return _Gradients({}, {})
+
+            def of(loss: Tensor, *, again: bool) -> dict[int, Tensor]:
+                found = torch.autograd.grad(
+                    loss,
+                    list(wanted.values()),
+                    retain_graph=again,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                return {names[k]: g for k, g in zip(wanted, found, strict=True)}
+
+            parts = {}
+            if self._weights is not None:
+                for label in sorted(set(y.tolist())):
+                    own = share / len(y) * values[y == label].sum()
+                    parts[label] = of(own, again=True)
+            return _Gradients(of(share * values.mean(), again=False), parts)
 
     def _compare(
         self,
         trainer: Trainer,
         module: LightningModule,
         optimizer: Optimizer | None,
-        ours: list[dict[int, Tensor]],
+        ours: list[_Gradients],
+        counts: Mapping[int, int],
         x: Tensor,
         y: Tensor,
     ) -> None:
         parameters = list(module.parameters())
         if optimizer is not None:
             parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        parameters = [p for p in parameters if all(id(p) in g for g in ours)]
+        parameters = [p for p in parameters if all(id(p) in g.mean for g in ours)]
         if not parameters or all(p.grad is None for p in parameters):
             return
 
@@ -337,7 +413,7 @@ class TrainingComparison:
         rounding = _ROUNDING if full else _ROUNDING_HALF
         found = []
         for gradient, prepare in zip(ours, self._ways(), strict=True):
-            mean = trainer.strategy.reduce(flat(gradient), reduce_op="mean")
+            mean = trainer.strategy.reduce(flat(gradient.mean), reduce_op="mean")
             if not bool((torch.isfinite(theirs) & torch.isfinite(mean)).all()):
                 return
             one = verdict(theirs, mean, rounding, 0.0)
@@ -347,15 +423,94 @@ class TrainingComparison:
                 for seed in (1, 2):
                     with isolated_rng(seed):
                         drawn = self._gradient(trainer, module, x, y, prepare, share)
-                        draws.append(flat(drawn))
+                        draws.append(flat(drawn.mean))
                 spread = float((draws[0] - draws[1]).norm())
                 one = verdict(theirs, mean, rounding, spread)
             found.append(one)
         best = min(found, key=lambda v: (not v.agrees, v.gap))
-        if best.agrees:
+        if self._weights is None and best.agrees:
             self._count(best.factor, len(y))
-        else:
-            self._differs(f"by {best.gap:.0%} of its size, beyond any factor")
+            return
+        if not best.agrees:
+            self._unexplained = f"by {best.gap:.0%} of its size, beyond any factor"
+        if self._weights is None and self._could_weigh(trainer, y, len(theirs)):
+            self._weights = [ClassWeights() for _ in ours]
+            self._factors = []
+            self._use(LossFactors())
+            return
+        if self._weights is not None and ours[0].parts:
+            told = [
+                weights.add(
+                    theirs,
+                    {label: flat(part) for label, part in gradient.parts.items()},
+                    counts,
+                    rounding,
+                )
+                for weights, gradient in zip(self._weights, ours, strict=True)
+            ]
+            if True in told:
+                self._weights = [self._weights[told.index(True)]] * len(ours)
+                self._found_weights(self._weights[0])
+                return
+            if None in told and self._messages <= _COMPARED[-1]:
+                return  # another message may tell
+        self._say_unexplained()
+
+    def _could_weigh(self, trainer: Trainer, y: Tensor, numbers: int) -> bool:
+        """Whether weights of classes may explain it, and another message may show it.
+
+        With several processes each divides by the weights of its own samples.
+        """
+        if y.ndim != 1 or y.is_floating_point() or y.is_complex():
+            return False
+        count = len(set(y.tolist()))
+        return (
+            trainer.world_size == 1
+            and self._messages <= _COMPARED[-1]
+            and count <= _MOST_CLASSES
+            and count * numbers <= _MOST_NUMBERS
+        )
+
+    def _found_weights(self, found: ClassWeights) -> None:
+        alone = found.how != "average"  # else a single sample's weight cancels
+        self._use(LossFactors(1.0, found.weights if alone else {}))
+        if self._messages > _COMPARED[-1]:
+            self._tell_weights()
+
+    def _tell_weights(self) -> None:
+        found = None if self._weights is None else self._weights[0]
+        if found is None or found.how is None:
+            return
+        self._left, self._unexplained = False, ""
+        if found.how == "average":
+            self._tell(
+                "factor",
+                f"training weighs the losses of classes ({found.words()}) and divides "
+                f"by the weights of a batch; scores are about a sample alone, whose "
+                f"gradient has no weight then, and in a batch a sample counts as its "
+                f"weight says",
+            )
+            return
+        missing = sorted(self._classes - found.weights.keys())
+        more = f"; not met, and taken for 1: {missing}" if missing else ""
+        self._tell(
+            "factor",
+            f"training weighs the losses of classes ({found.words()}{more}); scores "
+            f"after step {self._used_at} are of the weighted gradient, those before of "
+            f"the criterion's",
+        )
+
+    def _say_unexplained(self) -> None:
+        if self._unexplained:
+            self._differs(self._unexplained)
+
+    def _use(self, factors: LossFactors) -> None:
+        """Scores are of the gradient with these factors from now on."""
+        if factors != self._used:
+            if not self._used:
+                self._used_at = self._step
+            self._used = factors
+            self._weigh(factors)
 
     def _count(self, factor: float, samples: int) -> None:
         """Two losses can agree up to a factor at first, and not later."""
@@ -363,16 +518,31 @@ class TrainingComparison:
             return
         self._factors.append((factor, samples))
         first, before = self._factors[0]
-        fixed = math.isclose(first, factor, rel_tol=_SAME)
+        fixed = math.isclose(first, factor, rel_tol=SAME)
         if not fixed and not math.isclose(
-            first / before, factor / samples, rel_tol=_SAME
+            first / before, factor / samples, rel_tol=SAME
         ):
             self._differs(f"by a factor that changes ({first:.3g}, {factor:.3g})")
-        elif len(self._factors) == len(_COMPARED):
+            return
+        self._use(LossFactors(self._alone(factor, samples)))
+        if self._messages > _COMPARED[-1]:
             self._tell_factor(factor, samples)
 
+    def _alone(self, factor: float, samples: int) -> float:
+        """The factor of a batch of one."""
+        first, before = self._factors[0]
+        adds = math.isclose(factor, samples, rel_tol=SAME)
+        adds |= any(
+            size != before and not math.isclose(first, one, rel_tol=SAME)
+            for one, size in self._factors
+        )
+        alone = factor / samples if adds else factor
+        return 1.0 if math.isclose(alone, 1, rel_tol=SAME) else alone
+
     def _tell_factor(self, factor: float, samples: int) -> None:
-        if math.isclose(factor, samples, rel_tol=_SAME):
+        alone = self._alone(factor, samples)
+        self._left = False
+        if alone == 1:
             self._tell(
                 "factor",
                 "training adds the losses of a batch up instead of averaging them; "
@@ -381,13 +551,14 @@ class TrainingComparison:
             return
         self._tell(
             "factor",
-            f"the gradient of training is {factor:.3g} times that of the criterion, of "
-            f"which scores are: noise of standard deviation s on the former is noise "
-            f"of s/{factor:.3g} in noise_std; pass criterion= with that factor",
+            f"the gradient of training is {alone:.3g} times that of the criterion; "
+            f"scores after step {self._used_at} are of the former, those before of the "
+            f"latter: pass criterion= with that factor for all",
         )
 
     def _differs(self, how: str) -> None:
-        self._left = False
+        self._left, self._unexplained = False, ""
+        self._use(LossFactors())
         self._tell(
             "gradient",
             f"the gradient that training uses is not that of the criterion on the same "

@@ -76,6 +76,7 @@ class Recorder:
         self._table = publish.GrowingTable(f"{prefix}/samples")
         self._defined: set[str] = set()
         self._refresh_from = time.perf_counter() + _EARLIEST
+        self._live = False
         self._ledger: RiskLedger | None = None
         try:
             self._ledger = self._opened(directory, run, past)
@@ -198,22 +199,27 @@ class Recorder:
                 )
         self._refused(refused)
 
-    def refresh(self) -> None:
+    def refresh(self) -> Path | None:
         """Writes the report while training goes on, where that costs next to nothing.
 
         The first failure is the last one: the report at the end says what it was.
+
+        Returns:
+            The report's path, the first time that it was written.
         """
         started = time.perf_counter()
         if self._ledger is None or started < self._refresh_from:
-            return
+            return None
         self._refresh_from = math.inf
         try:
-            write_report(self._ledger.directory, live=True)
+            path = write_report(self._ledger.directory, live=True)
         except Exception as error:
             self._warn("live", f"its report can't be written during training: {error}")
-            return
+            return None
         ended = time.perf_counter()
         self._refresh_from = ended + _REST * (ended - started)
+        first, self._live = not self._live, True
+        return path if first else None
 
     def finish(
         self,
@@ -324,4 +330,5 @@ class Recorder:
 
     def _refused(self, sentences: Sequence[str]) -> None:
         if sentences:
-            self._warn("loggers", f"a logger refused values: {'; '.join(sentences)}")
+            said = "; ".join(dict.fromkeys(sentences))
+            self._warn("loggers", f"a logger refused values: {said}")

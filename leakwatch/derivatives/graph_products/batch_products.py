@@ -97,6 +97,7 @@ class BatchProducts:
         rounding: how far rounding has moved J v of each sample for one standard normal
             v, ``(batch,)``: the root of an unbiased estimate of ‖ΔJ‖_F². Seen beside
             the first :meth:`push` in float32; NaN where that was not so.
+        most_held: bytes that all its graphs may keep.
 
     Example:
         >>> import torch
@@ -134,6 +135,7 @@ class BatchProducts:
         self._compared: dict[_Product, set[int]] = {}
         self._plain = _NOTHING
         self.rounding = torch.full_like(length, math.nan)
+        self.most_held = _HELD_BYTES
         self._groups: dict[int, _Group] = {}
 
     @property
@@ -315,7 +317,7 @@ class BatchProducts:
         whole = self._whole(start)
         group = self._made(whole if 2 * len(wanted) > len(whole) else wanted)
         total = group.bytes + sum(g.bytes for g in self._groups.values())
-        if total <= _HELD_BYTES:
+        if total <= self.most_held:
             self._groups[start] = group
         return group
 

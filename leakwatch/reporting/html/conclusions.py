@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting.message import UPDATE
 from leakwatch.reporting.quantities import LAYERS
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.achieved import (
@@ -65,7 +66,7 @@ def conclude(
         "Who is worst off, and is it rising?": _worst(headline, facts),
         f"How many are above {CLEARLY_ABOVE:g} dB?": _above(headline),
         "Does the prediction deserve trust?": _trust(everything, headline),
-        "What to do next?": _next(everything, headline, metadata),
+        "What to do next?": _next(everything, headline, facts, metadata),
     }
     return [Conclusion(q, " ".join(parts)) for q, parts in answers.items()]
 
@@ -155,7 +156,10 @@ def _trust(everything: LedgerTable, headline: Headline) -> Iterable[str]:
 
 
 def _next(
-    everything: LedgerTable, headline: Headline, metadata: Mapping[str, Any]
+    everything: LedgerTable,
+    headline: Headline,
+    facts: RunFacts,
+    metadata: Mapping[str, Any],
 ) -> Iterable[str]:
     config = metadata.get("config")
     config = config if isinstance(config, Mapping) else {}
@@ -164,6 +168,11 @@ def _next(
         yield (
             f"No sample with a number is predicted above {HARDLY_BELOW:g} dB under "
             "these assumptions; attack them before you rely on it."
+        )
+    elif facts.message is UPDATE:
+        yield (
+            "leakwatch.recommend_noise(…) speaks of single gradients: what noise does "
+            "to an update, only an audit of noisy updates shows."
         )
     else:
         yield _noise(everything, headline, config)

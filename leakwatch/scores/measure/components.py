@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import final
 
@@ -52,6 +52,8 @@ _SURE = 2.0
 _FILTERS = (0.0, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 # Directions of several samples at once.
 _GROUP_BYTES = 256 * 2**20
+# MiB for tangents; with less they would be formed over and over.
+_LEAST_MEMORY = 128.0
 # Draws of the noise over which predictions for one image are averaged.
 _NOISES = 16
 
@@ -89,6 +91,7 @@ class Components:
         image: the image at hand, for errors that hold for it alone.
         along: L_kᵀJᵀĝ, ``(k,)``.
         white: ‖J z‖² for standard normal z apart from L_k, ``(draws,)``.
+        memo: errors of filters by the noise, once they are known.
     """
 
     gram: Float[Tensor, "k k"]
@@ -100,6 +103,7 @@ class Components:
     image: Image | None = None
     along: Float[Tensor, " k"] | None = None
     white: Float[Tensor, " draws"] | None = None
+    memo: dict[float, Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -123,7 +127,7 @@ class Components:
 
     def error(self, noise_std: float) -> float:
         """Mean squared error in the components of who knows all others."""
-        gain, columns = self._channels
+        gain, columns = self.channels
         left = noise_std**2 / (noise_std**2 + gain)
         return float((self._weight(columns).diagonal() * left).sum())
 
@@ -164,7 +168,7 @@ class Components:
         """
         if self.image is None:
             return None
-        gain, columns = self._channels
+        gain, columns = self.channels
         errors = self._filtered(noise_std)
         tau = self._levels(noise_std)[int(errors.argmin())]
         image = self.image
@@ -217,7 +221,8 @@ class Components:
         )
 
     @cached_property
-    def _channels(self) -> tuple[Tensor, Tensor]:
+    def channels(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+        """Eigenvalues of G, ascending and at least 0, and eigenvectors as columns."""
         values, columns = torch.linalg.eigh(self.gram)
         return values.clamp_min(0), columns
 
@@ -226,7 +231,7 @@ class Components:
 
     def _levels(self, noise_std: float) -> list[float]:
         """What the filter takes for the noise in each direction of the gradient."""
-        gain, columns = self._channels
+        gain, columns = self.channels
         seen = gain > gain.max() * torch.finfo(gain.dtype).eps
         through = (self.hides @ columns).square().mean(0)[seen] / gain[seen]
         hidden = float(through.mean()) if bool(seen.any()) else 0.0
@@ -234,7 +239,9 @@ class Components:
 
     def _filtered(self, noise_std: float) -> Float[Tensor, " filters"]:
         """Mean squared error in the components, of each filter."""
-        gain, columns = self._channels
+        if noise_std in self.memo:
+            return self.memo[noise_std]
+        gain, columns = self.channels
         weight = self._weight(columns)
         hides = self.hides @ columns
         errors = []
@@ -245,7 +252,8 @@ class Components:
             hidden = ((moved @ weight) * moved).sum(1)
             error = (weight.diagonal() * plain).sum() + hidden.mean()
             errors.append(float(error) + _SURE * self._spread(hidden))
-        return self.gram.new_tensor(errors)
+        self.memo[noise_std] = self.gram.new_tensor(errors)
+        return self.memo[noise_std]
 
     def _spread(self, drawn: Tensor) -> float:
         return float(drawn.std()) / math.sqrt(len(drawn)) if len(drawn) > 1 else 0.0
@@ -277,6 +285,8 @@ def leading_components(
         counts: how many components may be looked at.
     """
     batch, _, d_x = jacobian.shape
+    if max_memory is not None:
+        max_memory = max(max_memory, _LEAST_MEMORY)
     peak = d_x * data_range**2
     whole = _Basis.of(prior, min(max(counts), d_x))
     part = whole.recognised(counts, peak)

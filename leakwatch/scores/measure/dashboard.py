@@ -55,6 +55,7 @@ def from_components(
     jacobian, prior = inputs.jacobian, settings.prior
     if prior is None:
         raise ValueError("components are those of a prior, and there is none.")
+    jacobian.products.most_held = min(plan.held, jacobian.products.most_held)
     found = leading_components(
         jacobian,
         prior,

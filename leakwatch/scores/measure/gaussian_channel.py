@@ -163,10 +163,10 @@ def in_components(
 
 
 def _along_components(spectrum: SampleSpectrum, parts: Components) -> Channel:
-    ascending, columns = torch.linalg.eigh(parts.gram)
-    gain, columns = ascending.flip(0).clamp_min(0), columns.flip(1)
+    ascending, columns = parts.channels
+    gain, columns = ascending.flip(0), columns.flip(1)
     weight = (columns * (parts.norms @ columns)).sum(0)
-    largest = float(torch.linalg.matrix_norm(parts.norms, 2))
+    largest = float(parts.norms.diagonal().max())
     low, high = spectrum.precision.scaled(largest).bounds(gain, len(gain))
     left_out = ""
     if parts.count < parts.size:

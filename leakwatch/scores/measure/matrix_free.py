@@ -64,6 +64,7 @@ def from_products(
     """
     jacobian = inputs.jacobian
     batch, d_theta, d_x = jacobian.shape
+    jacobian.products.most_held = min(plan.held, jacobian.products.most_held)
     plain = cosine = [(NOT_ASKED, NOT_ASKED)] * batch
     traces = [NOT_ASKED] * batch
     precision = [Precision()] * batch

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, final, get_args
 from leakwatch.derivatives.gram.gram import columns_stored
 from leakwatch.names import meant
 from leakwatch.scores.measure.inputs import ScoreInputs
+from leakwatch.scores.measure.memory import bytes_of_products
 from leakwatch.scores.settings import Settings
 
 #: What a score may need to be measured.
@@ -27,6 +28,12 @@ FEWEST_COMPONENTS = 80
 
 #: Input elements up to which all of H costs no more than its leading components.
 SMALLEST_DASHBOARD = 256
+
+# Products that λ_1 takes there, about.
+_FEW_PRODUCTS = 8
+
+# Times max_memory up to which nothing is said.
+_SLACK = 1.2
 
 #: Input elements beyond which the eigensolver alone (d_x³) takes minutes on a CPU.
 LARGEST_EXACT = 4096
@@ -53,7 +60,10 @@ class Plan:
         range: whether H and draws of the noise are needed.
         matrix: whether H itself is needed.
         products: most products with J and Jᵀ that ``lanczos`` takes for each task.
-        max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time.
+        max_memory: MiB that ``exact`` keeps of the Jacobian of one sample at a time,
+            and ``lanczos`` of tangents along components of a prior.
+        group: samples that are measured together at most.
+        held: bytes that graphs of their products may keep.
     """
 
     solver: Solver | Literal["components"]
@@ -69,6 +79,8 @@ class Plan:
     matrix: bool = False
     products: int = DEFAULT_PRODUCTS
     max_memory: float | None = None
+    group: int = 2**31
+    held: int = 2**62
 
     def directions(self, size: int) -> int:
         """Along about how many directions each sample is differentiated.
@@ -131,6 +143,7 @@ def plan(
     if solver == "auto":
         solver, reason = _choose(every, inputs, max_memory)
     exact = solver == "exact"
+    group, held = Plan.group, int(max_memory * 2**19)
     way: Solver | Literal["components"] = solver
     if reason != "as asked" and precision == "dashboard":
         known = settings.prior is not None and inputs.delta is None
@@ -138,6 +151,11 @@ def plan(
         if known and large and every & {"spectrum", "lambda_min"}:
             way, exact = "components", False
             reason = "precision='dashboard'; precision='exact' looks at everything"
+    if solver == "lanczos" and way == "lanczos":
+        max_memory, group = _shared_out(inputs, max_memory, products)
+    elif way == "components":
+        # Tangents come before the few products, and are gone then.
+        _, group = _shared_out(inputs, max_memory, _FEW_PRODUCTS)
     return Plan(
         solver=way,
         largest=bool(every & {"lambda_max", "lambda_min", "cosine"}),
@@ -152,7 +170,31 @@ def plan(
         matrix=exact and settings.prior is not None and "spectrum" in every,
         products=products,
         max_memory=max_memory,
+        group=group,
+        held=held,
     )
+
+
+def _shared_out(
+    inputs: ScoreInputs, max_memory: float, products: int
+) -> tuple[float, int]:
+    """What is left for tangents beside the rest, MiB, and how many samples go together.
+
+    Says beforehand where not even one sample fits.
+    """
+    gradients, x, y = inputs.gradients, inputs.x[0], inputs.y[0]
+    # Krylov vectors in float64, and half of them again while there come more.
+    basis = 12 * x.numel() * (min(products, x.numel()) + 1)
+    fixed, most = bytes_of_products(gradients, x, y), max_memory * 2**20
+    if fixed + basis > _SLACK * most:
+        gradients.note(
+            f"one sample takes about {(fixed + basis) / 2**20:.3g} MiB, more than "
+            f"max_memory={max_memory:g}: {fixed / 2**20:.3g} for products with its "
+            f"Jacobian, the rest for the vectors of products={products}"
+        )
+    left = max(most - fixed, 0.0)
+    group = max(1, int(left // basis))
+    return max(left - min(group, len(inputs)) * basis, 0.0) / 2**20, group
 
 
 def _choose(

@@ -57,6 +57,12 @@ def audited(make_run: Make, epochs: tuple[int, ...] = (0, 5, 10)) -> Path:
                 Row(epoch, 40 * epoch, int(s), i, f"layers/{layer}", share)
                 for i, s in enumerate(samples)
             ]
+        said = "estimated: 95 % interval [+0.10, +0.95], n = 10"
+        name = "audit/spearman/i2f_bayes_psnr/near/psnr"
+        rows.append(Row(epoch, 40 * epoch, None, None, name, 0.8, said))
+        for name in ("psnr", "loss", "surrogate_similarity", "surrogate_mismatch"):
+            name = f"update/client-3/{name}"
+            rows.append(Row(epoch, 40 * epoch, None, None, name, 0.1))
         noise = generator.integers(0, 256, pictures["pixels"].shape, np.uint8)
         ledger.append(
             rows,
@@ -100,6 +106,9 @@ def test_every_section_at_every_width_in_both_colours(
             "about",
         ]
         assert page.locator(".plot").count() == 9
+        attacks = page.locator("#attacks").inner_text()
+        for part in ("Which scores foresaw it", "Originals and", "mismatch"):
+            assert part in attacks
         lines = boxes(page, "#fig-risk .shapelayer text")
         assert {line["text"] for line in lines} == {
             "clearly recognisable above",

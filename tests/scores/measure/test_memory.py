@@ -1,0 +1,72 @@
+"""max_memory is kept where products are taken, or it is said that it can't be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import leakwatch
+from leakwatch.derivatives import GradientMap
+from leakwatch.derivatives.jacobian import GradientJacobian
+from leakwatch.priors import natural_prior
+from leakwatch.scores.measure.components import leading_components
+
+CLEAR = Path("/proc/self/clear_refs")
+
+
+def resident(which: str) -> float:
+    """MiB of this process, now (``VmRSS``) or at most (``VmHWM``)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if which in line)
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="peaks are read from Linux")
+def test_products_and_tangents_stay_within_the_budget() -> None:
+    # Few inputs and many parameters: J along one component is 5 MiB, along all 320.
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2), nn.Sigmoid(), nn.Flatten(),
+        nn.Linear(4 * 15 * 15, 1500), nn.Sigmoid(), nn.Linear(1500, 3),
+    )  # fmt: skip
+    x, y, most = torch.rand(1, 1, 32, 32), torch.tensor([1]), 520
+    CLEAR.write_text("5")  # VmHWM begins again
+    before = resident("VmRSS")
+    leakwatch.score(
+        net, x, y, "bayes", noise_std=1e-6, solver="lanczos", prior="natural",
+        products=20, max_memory=most,
+    )  # fmt: skip
+    assert 320 < resident("VmHWM") - before < 1.2 * most
+
+
+def test_it_is_said_beforehand_where_one_product_takes_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 200), nn.Sigmoid(), nn.Linear(200, 3)
+    )
+    x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 2])
+    leakwatch.score(net, x, y, "lavp", solver="lanczos", max_memory=0.1)
+    assert [r for r in caplog.records if "more than max_memory=0.1" in r.getMessage()]
+    caplog.clear()
+    leakwatch.score(net, x, y, "lavp", solver="lanczos", max_memory=200)
+    assert not [r for r in caplog.records if "max_memory" in r.getMessage()]
+
+
+@pytest.mark.parametrize("most", [None, 0.0])
+def test_components_are_those_of_the_dense_matrix(most: float | None) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Sigmoid(), nn.Linear(9, 3))
+    x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 2])
+    at = GradientMap(net, dtype=torch.float64)
+    jacobian = GradientJacobian(at, x, y)
+    prior = natural_prior((1, 8, 8))
+    found = leading_components(jacobian, prior, None, most=40, max_memory=most)
+    rows = prior.leading(40).double()
+    for i, components in enumerate(found):
+        j = at.dense(x[i].double(), y[i], torch.eye(64).double()).T
+        expected = rows @ (j.T @ j) @ rows.T
+        torch.testing.assert_close(components.gram, expected, rtol=1e-9, atol=1e-12)
