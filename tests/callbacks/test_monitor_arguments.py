@@ -112,6 +112,7 @@ def test_the_defaults() -> None:
         "seed": 0,
         "directory": None,
         "report": True,
+        "live": True,
         "log": "summary",
         "log_images": False,
         "log_ledger": False,

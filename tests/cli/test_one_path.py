@@ -60,6 +60,7 @@ COMMON: dict[str, Any] = {
     "products": 40,
     "seed": 3,
     "report": False,
+    "live": False,
     "log": "all",
     "log_images": True,
     "log_ledger": True,
