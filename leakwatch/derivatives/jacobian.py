@@ -157,7 +157,8 @@ class GradientJacobian:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
         # At random, and all alike: a brighter image can tell where noise averages out.
-        ways = [side * way for way in (signs, torch.ones_like(signs)) for side in _SIDES]
+        both = signs, torch.ones_like(signs)
+        ways = [side * way for way in both for side in _SIDES]
         for name, share in _COARSE.items():
             for way in ways:
                 step = share * span * way.to(x)
