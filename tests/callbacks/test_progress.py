@@ -27,8 +27,8 @@ def test_lines_are_seldom_and_say_the_time_left() -> None:
         "epoch 3: scores, 9 of 10, about 10 s left",
     ]
     now[0] += 100
-    lines("attack", 1, 500)
-    assert said[-1] == "epoch 3: attack, 1 of 500"
+    lines("attack", 1, 500)  # 110 s after the last that was told
+    assert said[-1] == "epoch 3: attack, 1 of 500, about 15.2 h left"
 
 
 def test_a_listener_that_fails_is_not_asked_again() -> None:

@@ -126,7 +126,8 @@ def test_the_gradient_that_training_shares_is_compared(two: Results) -> None:
         for name, expected in words.items():
             found = two["compared"][rank][name]
             assert found["same"]
-            assert len(found["said"]) == bool(expected), found["said"]
+            # One process says it, on behalf of all.
+            assert len(found["said"]) == (bool(expected) and rank == 0)
             assert all(expected in text for text in found["said"])
     norms = {k: [float(v) for v in two["compared"][0][k]["norms"]] for k in words}
     # Before the first step weights are the same, and nothing is known of factors.

@@ -85,7 +85,7 @@ def test_after_training_of_the_config(
     config = tiny(tmp_path, epochs=1, attacks=[], schemes=["kaiming"], seeds=[3])
     out = tmp_path / "out"
     assert main(["compare-inits", "--config", config, "--output", str(out)]) == 0
-    assert "After training, means over seeds and samples:" in capsys.readouterr().out
+    assert "\n\nAfter training: " in capsys.readouterr().out
     losses: dict[str, list[float]] = {"initial": [], "trained": []}
     for r in rows(out):
         if r["quantity"] == "loss":

@@ -372,17 +372,21 @@ def test_a_strategy_refuses(options: dict[str, Any], said: str) -> None:
 def test_the_example_runs_in_flowers_simulation_engine(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     example = Path(__file__).parents[2] / "examples" / "flower_mnist.py"
-    script = (
-        f"import runpy; run = runpy.run_path({str(example)!r}); "
-        f"run['main'](clients=3, rounds=2, max_psnr=15, attacked=3, steps=5, "
-        f"directory={str(tmp_path)!r})"
-    )
+    options = {
+        "clients": 3,
+        "rounds": 2,
+        "max-psnr": 15,
+        "attacked": 3,
+        "steps": 5,
+        "directory": tmp_path,
+    }
+    said = [f"--{name}={value}" for name, value in options.items()]
     environment = {
         **os.environ,
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    subprocess.run([sys.executable, example, *said], check=True, env=environment)
     kept = {path.parent.name: path.parent for path in tmp_path.rglob("run.json")}
     clients = {f"client-{i}" for i in range(3)}
     assert kept.keys() > clients

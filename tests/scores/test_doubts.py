@@ -213,6 +213,22 @@ def test_small_gradients_keep_their_digits_in_float32() -> None:
         torch.testing.assert_close(single[name], double[name], rtol=1e-3, atol=0)
 
 
+def test_a_gate_that_only_another_image_opens_is_no_zero() -> None:
+    class Gated(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            which = self.a(x.flatten(1)).argmax(1)
+            out: Tensor = self.b(nn.functional.one_hot(which, 20).to(x))
+            return out
+
+    torch.manual_seed(1)
+    net = Gated()
+    at = GradientMap(net, dtype=torch.float64)
+    others = torch.zeros_like(X), torch.ones_like(X)
+    apart = [(at(X, Y) != at(other, Y)).any(1) for other in others]
+    assert bool((apart[0] | apart[1]).all())
+    assert_not_said(scores(net), {"undefined"})
+
+
 @pytest.mark.parametrize("kind", ["zero weights", "dead units", "saturated"])
 def test_a_zero_that_coarse_steps_confirm_says_what_it_is(kind: str) -> None:
     net = dead() if kind == "dead units" else Net()

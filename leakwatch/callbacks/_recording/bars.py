@@ -55,13 +55,15 @@ class Lines:
         self._every = _SELDOM if every is None else every
         self._clock = clock
         self._what = ""
-        self._began = self._said = clock()
+        self._began = self._said = self._last = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Prints a line if it is time."""
         now = self._clock()
         if what != self._what:
-            self._what, self._began = what, now
+            # It began when the one before ended: who tells has done a part already.
+            self._what, self._began = what, self._last
+        self._last = now
         if now - self._said < self._every or not 0 < done < total:
             return
         self._said = now

@@ -9,8 +9,8 @@ from leakwatch.derivatives import GradientMap
 
 __all__ = ["bytes_of_products"]
 
-# Measured, see docs/trust.md: the peak of a first product with its comparisons, in
-# units of what a forward pass keeps and of the gradient.
+# Measured, see docs/measurements/trust.md: the peak of a first product with its
+# comparisons, in units of what a forward pass keeps and of the gradient.
 _ACTIVATIONS, _GRADIENTS = 24, 26
 
 
