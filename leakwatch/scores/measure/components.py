@@ -42,6 +42,8 @@ _ENOUGH_DB = 0.8
 # this mean square, of the range's, people recognise the picture anyway (20 dB).
 _ALL_OUT = 0.1
 _RECOGNISED = 1e-2
+# What the others hide may make of that: a decibel.
+_HIDDEN = 1.26
 # Random draws of the components that are not looked at, and of directions apart from
 # those that are: for their energy, and for the trace.
 _DRAWS = 8
@@ -310,7 +312,7 @@ def _enough(one: Components, noise_std: float | None, peak: float) -> bool:
     if most <= 10 ** (_ENOUGH_DB / 10) * one.least(noise_std):
         return True
     out = one.error(noise_std) <= _ALL_OUT * one.rest
-    return out and most <= _RECOGNISED * peak
+    return out and most <= _HIDDEN * _RECOGNISED * peak
 
 
 @final
