@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+
+#: Doctests of what is not installed here.
+collect_ignore = [] if find_spec("flwr") else ["leakwatch/integrations/flower"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
