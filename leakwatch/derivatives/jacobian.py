@@ -123,12 +123,15 @@ class GradientJacobian:
         steps from the size of a pixel level to half of the range change it, nothing
         can be said. In float32 a zero may be an underflow.
         """
-        n = self.input_scale.numel()
-        generator = torch.Generator().manual_seed(0)
-        v = torch.randn(n, generator=generator, dtype=torch.float64)
-        v = v.to(self.x.device, self.dtype).expand(len(self.x), -1)
-        there = self.gradients.jvp(self.x, self.y, v * self.input_scale, self._weight)
-        flat = (there == 0).all(1)
+        flat = ~self._products.moving
+        if bool(flat.any()):
+            n = self.input_scale.numel()
+            generator = torch.Generator().manual_seed(0)
+            v = torch.randn(n, generator=generator, dtype=torch.float64)
+            v = v.to(self.x.device, self.dtype).expand(len(self.x), -1)
+            v = v * self.input_scale
+            there = self.gradients.jvp(self.x, self.y, v, self._weight)
+            flat = flat & (there == 0).all(1)
         return tuple(
             self._doubt_of_zero(i, bool(flat[i]))
             if flat[i] or self.norm[i] == 0
@@ -389,9 +392,13 @@ class GradientJacobian:
         Raises:
             RuntimeError: whatever the network raises in the other precision.
         """
-        seen = self._products.rounding
-        if directions == 1 and rows is None and not bool(seen.isnan().any()):
-            return seen * self.input_scale.abs().amax().double()
+        if directions == 1 and rows is None:
+            seen = self._products.rounding * self.input_scale.abs().amax().double()
+            missing = seen.isnan().nonzero()[:, 0].tolist()
+            if len(missing) < len(self.x):
+                if missing:
+                    seen[missing] = self.roundings(missing, 1)
+                return seen
         x, y, weight = self.x, self.y, self._weight
         if rows is not None:
             x, y, weight = (t[list(rows)] for t in (x, y, weight))

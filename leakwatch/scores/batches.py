@@ -61,8 +61,9 @@ def score_samples(
     def scored(which: slice) -> list[ScoredSample]:
         part = inputs.part(which)
         kept = []
-        spectra = measure(part, plan, settings)
-        for spectrum, doubt in zip(spectra, part.jacobian.doubts, strict=True):
+        for i, spectrum in enumerate(measure(part, plan, settings)):
+            # Later than the first products, which may have settled it.
+            doubt = part.jacobian.doubts[i]
             values = {s.name: value_of(s, spectrum, settings) for s in scores}
             for s in scores:
                 vanished = s.name == "grad_norm" and spectrum.grad_norm.number == 0

@@ -417,12 +417,11 @@ def _errors(
         return without
     key = f"{_STRAIGHT}{s!r}"
     if key not in spectrum.memo:
-        hidden = s < inside.least_noise(settings) and not inside.steady(settings, s)
-        spectrum.memo[key] = (
-            Value(without.number, _AT_LEAST)
-            if hidden
-            else inside.errors(settings, s, spectrum.pulled)
-        )
+        found = inside.errors(settings, s, spectrum.pulled)
+        spectrum.memo[key] = found
+        drawn = found if spectrum.pulled is None else None
+        if s < inside.least_noise(settings) and not inside.steady(settings, s, drawn):
+            spectrum.memo[key] = Value(without.number, _AT_LEAST)
     errors: InRange | Value = spectrum.memo[key]
     if isinstance(errors, Value):
         return errors

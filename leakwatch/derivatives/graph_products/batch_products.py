@@ -97,6 +97,7 @@ class BatchProducts:
         rounding: how far rounding has moved J v of each sample for one standard normal
             v, ``(batch,)``: the root of an unbiased estimate of ‖ΔJ‖_F². Seen beside
             the first :meth:`push` in float32; NaN where that was not so.
+        moving: of which samples a product was seen that is not zero, ``(batch,)``.
         most_held: bytes that all its graphs may keep.
 
     Example:
@@ -135,6 +136,7 @@ class BatchProducts:
         self._compared: dict[_Product, set[int]] = {}
         self._plain = _NOTHING
         self.rounding = torch.full_like(length, math.nan)
+        self.moving = torch.zeros_like(length, dtype=torch.bool)
         self.most_held = _HELD_BYTES
         self._groups: dict[int, _Group] = {}
 
@@ -381,6 +383,7 @@ class BatchProducts:
         if not agreement(found, right, "product from a graph", dtype=kind).holds:
             raise _UnfitError("a product from its layers differs from a plain one")
         done |= set(members)
+        self.moving[members] |= (found != 0).any(1)
         if product == "push" and there.dtype != kind:
             off = torch.linalg.vector_norm(there - found, dim=1)
             self.rounding[members] = off

@@ -137,7 +137,9 @@ class PixelRange:
         spread = settings.prior_std if settings.prior is None else settings.prior.std
         return spread * math.sqrt(n**0.5 * eps * float(self.h.diagonal().sum()))
 
-    def steady(self, settings: Settings, noise_std: float) -> bool:
+    def steady(
+        self, settings: Settings, noise_std: float, known: InRange | None = None
+    ) -> bool:
         """Whether the prediction stays where rounding of H would have been another.
 
         Pixels that are pressed to an end of the range take with them what the gradient
@@ -147,17 +149,19 @@ class PixelRange:
         Args:
             settings: the prior.
             noise_std: s.
+            known: :meth:`errors` there, of the draws; found out by default.
         """
+        known = known or self.errors(settings, noise_std)
         drawn = noise_std * self.noise[:_TRIED]
         n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
         generator = torch.Generator("cpu").manual_seed(0)
         off = torch.randn(n, n, generator=generator, dtype=torch.float64).to(self.h)
         size = self.h.diagonal().clamp_min(0).sqrt()
         other = self.h + _ROUNDED * eps * size[:, None] * (off + off.T) * size
-        found = [self._minima(h, drawn, settings, noise_std) for h in (self.h, other)]
-        if not all(bool(minima.converged.all()) for minima in found):
+        found = self._minima(other, drawn, settings, noise_std)
+        if not (known.exact and bool(found.converged.all())):
             return False
-        a, b = (minima.delta.norm() for minima in found)
+        a, b = known.squared[:_TRIED].sum().sqrt(), found.delta.norm()
         return bool(20 * (a / b).log10().abs() < _SETTLED_DB)
 
     def errors(
