@@ -281,7 +281,7 @@ def leading_components(
         prior: what is known of images.
         noise_std: s, at which the prediction has to settle; ``None``: as many
             components as there may be.
-        max_memory: MiB that tangents may take.
+        max_memory: MiB that tangents may take; 128, if it is less.
         pixels: the images, for errors that hold for them alone.
         data_range: peak of the PSNR.
         counts: how many components may be looked at.

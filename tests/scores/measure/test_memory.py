@@ -64,7 +64,7 @@ def test_components_are_those_of_the_dense_matrix(most: float | None) -> None:
     at = GradientMap(net, dtype=torch.float64)
     jacobian = GradientJacobian(at, x, y)
     prior = natural_prior((1, 8, 8))
-    found = leading_components(jacobian, prior, None, most=40, max_memory=most)
+    found = leading_components(jacobian, prior, None, counts=(40,), max_memory=most)
     rows = prior.leading(40).double()
     for i, components in enumerate(found):
         j = at.dense(x[i].double(), y[i], torch.eye(64).double()).T
