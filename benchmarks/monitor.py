@@ -2,7 +2,7 @@
 
     LEAKWATCH_TEST_DATA=... python benchmarks/monitor.py [--only lenet resnet8 resnet18]
 
-A Lightning Trainer with ``LeakageMonitor`` and nothing else, at the monitor's defaults,
+A Lightning Trainer with ``LeakageMonitor(precision="dashboard")`` and nothing else,
 on real images: LeNet on MNIST, ResNet8 and ResNet18 on CIFAR-10. Timed are some batches
 of training, the start (drawing of probes, statistics of the data, examination of the
 network, first probe step) and a later probe step. An epoch is extrapolated from the
@@ -44,7 +44,7 @@ class Timed(LeakageMonitor):
     """The monitor, with the CPU seconds of its hooks."""
 
     def __init__(self, probes: int, **arguments: Any) -> None:
-        super().__init__(probes, report=False, **arguments)
+        super().__init__(probes, report=False, precision="dashboard", **arguments)
         self.start = 0.0
         self.steps: list[float] = []
 

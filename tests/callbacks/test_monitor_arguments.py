@@ -109,7 +109,7 @@ def test_the_defaults() -> None:
         "products": 100,
         "parameters": None,
         "layers": False,
-        "precision": "dashboard",
+        "precision": "exact",
         "budget": None,
         "seed": 0,
         "directory": None,

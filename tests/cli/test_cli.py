@@ -424,7 +424,7 @@ def test_a_config_of_the_package_is_found_by_name(
     assert "leakwatch:quickstart" in names
     assert "leakwatch:attack/lavp_cosine" in names
     assert main(["configs", "leakwatch:quickstart"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_epochs"] == 5
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_epochs"] == 10
     for options in (["--config=leakwatch:quickstat"], ["--config", "leakwatch:a"]):
         assert main(["fit", *options]) == 1
         assert sentence(capsys, "leakwatch fit").startswith("there is no config leakw")
