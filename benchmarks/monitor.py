@@ -44,7 +44,9 @@ class Timed(LeakageMonitor):
     """The monitor, with the CPU seconds of its hooks."""
 
     def __init__(self, probes: int, **arguments: Any) -> None:
-        super().__init__(probes, report=False, precision="dashboard", **arguments)
+        super().__init__(
+            probes, report=False, **({"precision": "dashboard"} | arguments)
+        )
         self.start = 0.0
         self.steps: list[float] = []
 
