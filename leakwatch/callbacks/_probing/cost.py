@@ -53,7 +53,13 @@ def forecast(cost: float, probes: int, every_n_epochs: int, last: int | None) ->
 
 
 def advice(
-    cost: float, spent: float, elapsed: float, epochs: int, every: int, probes: int
+    cost: float,
+    spent: float,
+    elapsed: float,
+    epochs: int,
+    every: int,
+    probes: int,
+    last: int | None = None,
 ) -> str:
     """What would bring the share of watching under 5 %; empty where it is below 10 %.
 
@@ -64,6 +70,7 @@ def advice(
         epochs: completed.
         every: epochs between probe steps.
         probes: how many.
+        last: epochs of the training; ``None``: not known.
 
     Example:
         >>> advice(2.0, 4.0, 14.0, 2, 1, 32).partition("; ")[2]
@@ -75,11 +82,11 @@ def advice(
         return ""
     allowed = _GOOD / (1 - _GOOD)
     wanted = math.ceil(cost / (allowed * training))
-    ways = [f"every_n_epochs={wanted}"]
+    ways = [] if last is not None and wanted > last else [f"every_n_epochs={wanted}"]
     fewer = int(probes * allowed * every * training / cost)
     if fewer >= 1:
         ways.append(f"probes={fewer}")
-    return (
-        f"watching takes {100 * share:.0f} % of training; {' or '.join(ways)} would "
-        "bring it under 5 %"
-    )
+    takes = f"watching takes {100 * share:.0f} % of training"
+    if not ways:
+        return f"{takes}, whose epochs are short; precision='dashboard' takes less"
+    return f"{takes}; {' or '.join(ways)} would bring it under 5 %"

@@ -297,7 +297,13 @@ class ProbeSession:
             text = forecast(progress.cost, probes, every, last_epoch(trainer))
         elif "cost" not in self._warned:
             text = advice(
-                progress.cost, progress.spent, self.elapsed, epoch, every, probes
+                progress.cost,
+                progress.spent,
+                self.elapsed,
+                epoch,
+                every,
+                probes,
+                last_epoch(trainer),
             )
             if text:
                 self._warned.add("cost")
