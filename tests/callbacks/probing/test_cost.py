@@ -91,7 +91,7 @@ def test_the_first_step_says_what_comes(
     fit(tmp_path, monitor(verbose=True), max_epochs=3)
     (before,) = [line for line in lines if "will take about" in line]
     (first,) = [line for line in lines if "expect about that" in line]
-    (advised,) = [line for line in lines if "would bring it under 5 %" in line]
+    (advised,) = [line for line in lines if "watching takes" in line]
     assert lines.index(before) < lines.index(first) < lines.index(advised)
     assert "for each of 3 more" in first
 
