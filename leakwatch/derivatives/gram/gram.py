@@ -278,7 +278,8 @@ class _Job:
         straight = self.straight(layers, last)
         taps, rank = opened(it, layers, last, straight)
         v = random_direction(it, len(self.directions))
-        along = (self.directions.flatten(1).T @ v).view_as(it.x)
+        rows = self.directions.reshape(len(self.directions), -1)
+        along = (rows.T @ v).view_as(it.x)
         plain = None
         if not self.space.trusted:
             plain = taps.plain(along)
