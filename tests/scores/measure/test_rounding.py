@@ -174,5 +174,5 @@ def test_the_largest_alone_costs_one_precise_tangent(
     net = network(nn.Identity(), 0)
     found = score(net, torch.rand(4, 16), torch.arange(4) % 3, ["lavp_l2_max"])
     assert [s.word for s in found.status["lavp_l2_max"]] == ["ok"] * 4
-    # The first is compared with differences of gradients, in their own precision.
-    assert taken == [torch.float32, torch.float64]
+    # What products from a graph are compared with; that it moves is seen there too.
+    assert taken == [torch.float64]
