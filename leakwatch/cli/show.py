@@ -13,7 +13,13 @@ from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.headline import find_headline
 from leakwatch.reporting.statistics.runs import incomparable, read_runs
-from leakwatch.reporting.words import CLEARLY_ABOVE, aligned, decibels
+from leakwatch.reporting.words import (
+    CLEARLY_ABOVE,
+    NO_RANKS,
+    aligned,
+    decibels,
+    sign_of_bound,
+)
 
 _WIDTH = 88
 
@@ -81,13 +87,18 @@ def compare(argv: list[str]) -> None:
             [
                 run.label,
                 str(run.headline.moment.epoch),
-                decibels(summary.median),
-                decibels(summary.worst),
-                f"{run.headline.clearly} of {summary.used}",
+                sign_of_bound(decibels(summary.median), run.bound),
+                sign_of_bound(decibels(summary.worst), run.bound),
+                sign_of_bound(
+                    f"{run.headline.clearly} of {summary.used}",
+                    run.bound and run.headline.clearly < summary.used,
+                ),
                 str(summary.count - summary.used),
             ]
         )
     print(aligned(grid))
+    if any(run.bound for run in runs):
+        print(f"\n{NO_RANKS}")
     differ = incomparable(runs)
     if differ:
         print(f"\nread with care: these runs differ in {', '.join(differ)}")

@@ -24,7 +24,7 @@ from leakwatch.reporting.quantities import (
 from leakwatch.reporting.statistics.achieved import KINDS, achieved, audits
 from leakwatch.reporting.statistics.aggregates import describe_counts
 from leakwatch.reporting.statistics.headline import find_headline
-from leakwatch.reporting.words import number
+from leakwatch.reporting.words import number, sign_of_bound
 
 _MISSING = "–"
 
@@ -67,8 +67,8 @@ def run_table(
         summary = summarize(column, sign=1)
         cells = [
             str(moment.epoch),
-            _decibels(summary.median),
-            _decibels(summary.worst),
+            _decibels(summary.median, summary.bounds > 0),
+            _decibels(summary.worst, summary.bounds > 0),
             _worst(summary, column, names),
         ]
         cells += [_achieved(table, moment, kind) for kind, _ in attacks]
@@ -76,6 +76,11 @@ def run_table(
             value = accuracy[1].get(moment.epoch, math.nan)
             cells.append(_MISSING if math.isnan(value) else f"{value:.3f}")
         lines.append(cells)
+        if summary.bounds:
+            notes.append(
+                f"epoch {moment.epoch}: {summary.bounds} of {summary.used} are lower "
+                "bounds; which sample is worst is not sure"
+            )
         if summary.excluded:
             notes.append(f"epoch {moment.epoch}: {_excluded(summary)}")
     title = (
@@ -119,8 +124,8 @@ def score_table(run: str | Path) -> str:
         lines.append(
             [
                 quantity,
-                _number(summary.median),
-                _number(summary.worst),
+                _number(summary.median, summary.bounds > 0, described.sign),
+                _number(summary.worst, summary.bounds > 0, described.sign),
                 _worst(summary, column, names),
                 _excluded(summary) if summary.excluded else "",
             ]
@@ -161,12 +166,12 @@ def _unclear(table: LedgerTable, kinds: Sequence[str]) -> list[str]:
     ]
 
 
-def _decibels(value: float) -> str:
-    return _MISSING if math.isnan(value) else f"{value:.1f}"
+def _decibels(value: float, bound: bool = False) -> str:
+    return _MISSING if math.isnan(value) else sign_of_bound(f"{value:.1f}", bound)
 
 
-def _number(value: float) -> str:
-    return _MISSING if math.isnan(value) else number(value)
+def _number(value: float, bound: bool, sign: int) -> str:
+    return _MISSING if math.isnan(value) else sign_of_bound(number(value), bound, sign)
 
 
 def _worst(summary: Summary, column: Column, names: Sequence[str] | None) -> str:

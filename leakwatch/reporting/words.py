@@ -18,22 +18,53 @@ CLEARLY_ABOVE: Final = 20.0
 the subjects of photographs of 32×32 pixels."""
 
 
-def psnr_words(psnr: float) -> str:
+def psnr_words(psnr: float, bound: bool = False) -> str:
     """Say what a predicted PSNR (dB) means to the eye; a rule of thumb.
+
+    Args:
+        psnr: dB.
+        bound: Whether it is at least that.
 
     Example:
         >>> psnr_words(11.0), psnr_words(18.0), psnr_words(31.0)
         ('hardly recognisable', 'partly recognisable', 'clearly recognisable')
         >>> psnr_words(float("nan"))
         'not known'
+        >>> psnr_words(18.0, bound=True)
+        'partly recognisable or more'
     """
     if math.isnan(psnr):
         return "not known"
-    if psnr < HARDLY_BELOW:
-        return "hardly recognisable"
     if psnr > CLEARLY_ABOVE:
         return "clearly recognisable"
-    return "partly recognisable"
+    word = "hardly" if psnr < HARDLY_BELOW else "partly"
+    return f"{word} recognisable" + (" or more" if bound else "")
+
+
+NO_RANKS: Final = (
+    "bounds can't be ranked: exposure is at least that, and may be more; "
+    "precision='exact' has the numbers"
+)
+
+
+def least(text: str, bound: bool) -> str:
+    """Say of a bound that exposure is at least that.
+
+    Example:
+        >>> least("21.3 dB", True), least("21.3 dB", False)
+        ('at least 21.3 dB', '21.3 dB')
+    """
+    return f"at least {text}" if bound else text
+
+
+def sign_of_bound(text: str, bound: bool, sign: int = 1) -> str:
+    """The same in a table; a low number is what is exposed where ``sign`` is −1.
+
+    Example:
+        >>> sign_of_bound("21.3", True), sign_of_bound("0.2", True, -1)
+        ('≥ 21.3', '≤ 0.2')
+    """
+    return f"{'≤' if sign < 0 else '≥'} {text}" if bound else text
 
 
 def psnr_level(psnr: float) -> str:

@@ -15,6 +15,7 @@ from leakwatch.reporting import (
     without_layers,
 )
 from leakwatch.reporting.quantities import HEADLINES, knows
+from leakwatch.reporting.words import least
 
 __all__ = ["scalars_of", "sentence", "time_fraction"]
 
@@ -87,12 +88,12 @@ def sentence(
         summary = summarize(latest[1], quantities[name].sign)
         if summary.used:
             noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
-            bounds = any(r.quantity == name and "at least" in r.status for r in rows)
-            least = "at least " if bounds else ""
+            bound = summary.bounds > 0
+            median = least(f"{summary.median:.1f} dB", bound)
+            worst = least(f"{summary.worst:.1f} dB", bound)
             return (
                 f"{start} predicted PSNR of an attacker who {knows(name, prior)}"
-                f"{noise}: {least}"
-                f"{summary.median:.1f} dB median, {summary.worst:.1f} dB for the worst "
-                f"sample ({summary.worst_sample}); {seconds:.1f} s"
+                f"{noise}: {median} median, {worst} for the worst sample "
+                f"({summary.worst_sample}); {seconds:.1f} s"
             )
     return f"{start} probed in {seconds:.1f} s"

@@ -144,6 +144,11 @@ def predicted_achieved(
         return None
     ends = decibel_range(seen)
     subtitle = "on the diagonal an attack does exactly what was predicted"
+    if score.bounds.any():
+        subtitle += (
+            f"; {int(score.bounds.sum())} of {int(score.usable.sum())} predictions are "
+            "bounds, and may belong further right"
+        )
     if any(failed for *_, failed in drawn):
         subtitle += (
             "; inconclusive attacks show nothing and are hidden, a click in the "

@@ -44,13 +44,17 @@ def classes_over_epochs(
         }
         for moment in moments
     }
+    bounds = any(
+        ledger.columns[moment, headline.quantity].bounds.any() for moment in moments
+    )
     labels = sorted({label for row in means.values() for label in row})
     if len(moments) < 2 or len(labels) < 2:
         return None
     low, high = style.decibel_range(v for row in means.values() for v in row.values())
     figure = style.new_figure(
         "Classes over training",
-        f"mean {headline.quantity} of each class, dB; brighter = more exposed",
+        f"mean {headline.quantity} of each class, dB; brighter = more exposed"
+        + ("; of bounds: exposure is at least that" if bounds else ""),
         150 + _LINE * len(labels),
     )
     figure.add_heatmap(

@@ -47,13 +47,14 @@ def class_bars(
     table = LedgerTable.of(rows)
     groups: dict[str, list[Any]] = {}
     layouts: dict[str, dict[str, Any]] = {}
-    most = 0
+    most, bounds = 0, False
     for name in ordered(table.quantities, lead):
         last = table.last(name)
         classes = summarize_classes(last[1]) if last else []
         if last is None or not classes:
             continue
         most = max(most, len(classes))
+        bounds = bounds or any(row.bounds for row in classes)
         groups[name], layouts[name] = _class_traces(
             *last, classes, describe(name, quantities), class_names
         )
@@ -61,7 +62,8 @@ def class_bars(
         return None
     figure = style.new_figure(
         "Exposure by class",
-        "class means at the latest probe, each point is a sample",
+        "class means at the latest probe, each point is a sample"
+        + (f"; {style.CARETS}, and the order may be another" if bounds else ""),
         height or 150 + max(22 * most, 90),
         bargap=0.35,
         showlegend=False,
@@ -87,9 +89,13 @@ def _class_traces(
     place = {row.label: position for position, row in enumerate(ranked)}
     names = {row.label: class_label(row.label, class_names) for row in ranked}
     points = [
-        (value, place[label], sample, label)
-        for value, label, sample in zip(
-            column.usable_values.tolist(), column.labels, column.samples, strict=True
+        (value, place[label], sample, label, bound)
+        for value, label, sample, bound in zip(
+            column.usable_values.tolist(),
+            column.labels,
+            column.samples,
+            column.bounds.tolist(),
+            strict=True,
         )
         if label is not None and not math.isnan(value)
     ]
@@ -104,6 +110,7 @@ def _class_traces(
             "customdata": [
                 f"{style.text(names[row.label])}<br>"
                 + (row.reason or f"{row.used} of {row.count} samples usable")
+                + (", exposed at least so much" if row.bounds else "")
                 for row in ranked
             ],
             "hovertemplate": "%{customdata}<br>mean %{x:.4g}<extra></extra>",
@@ -111,17 +118,21 @@ def _class_traces(
         {
             "type": "scatter",
             "x": style.drawable(drawn),
-            "y": [position for _, position, _, _ in points],
+            "y": [position for _, position, *_ in points],
             "mode": "markers",
             "marker": {
                 "size": 7,
+                "symbol": style.markers(
+                    (bound for *_, bound in points), quantity.sign, across=True
+                ),
                 "color": style.VERMILION,
                 "opacity": 0.75,
                 "line": {"width": 1, "color": "#FFFFFF"},
             },
             "customdata": [
                 f"sample #{sample}, {style.text(names[label])}"
-                for _, _, sample, label in points
+                + (": exposed at least so much" if bound else "")
+                for _, _, sample, label, bound in points
             ],
             "hovertemplate": "%{customdata}<br>%{x:.4g}<extra></extra>",
         },

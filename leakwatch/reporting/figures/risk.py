@@ -23,6 +23,7 @@ from leakwatch.reporting.quantities import (
     ordered,
 )
 from leakwatch.reporting.statistics.aggregates import (
+    Summary,
     describe_counts,
     summarize,
     worst_samples,
@@ -73,6 +74,8 @@ def risk_over_epochs(
             table, quantity, class_names, worst=worst, floor=floor
         )
     subtitle = "median and 5–95 % of the watched samples, most exposed samples as lines"
+    if any(column.bounds.any() for column in table.columns.values()):
+        subtitle += f"; {style.CARETS}"
     if noise_std is not None:
         subtitle += f"; predictions assume noise of std {noise_std:g}"
     figure = style.new_figure("Exposure during training", subtitle, height)
@@ -152,7 +155,10 @@ def _risk_traces(
                 ),
                 "mode": "lines+markers",
                 "line": {"width": 1.3, "color": colour},
-                "marker": {"size": 5 if len(x) > 1 else 8},
+                "marker": {
+                    "size": 5 if len(x) > 1 else 8,
+                    "symbol": style.markers((v.bound for v in values), quantity.sign),
+                },
                 "name": style.sample_name(sample, label, class_names),
                 "legendrank": 3,
                 "customdata": [style.text(value.status) for value in values],
@@ -168,12 +174,18 @@ def _risk_traces(
             "y": style.drawable(median),
             "mode": "lines+markers",
             "line": {"width": 3, "color": style.BLUE},
-            "marker": {"size": 7},
+            "marker": {
+                "size": 7,
+                "symbol": style.markers(
+                    (summary.bounds > 0 for summary in summaries), quantity.sign
+                ),
+            },
             "name": "median",
             "legendrank": 1,
             "error_y": _bars_of_one(median, low, high),
             "customdata": [
-                f"{moment_words(moment)}<br>5–95 %: {number(s.p05)} to {number(s.p95)}"
+                f"{moment_words(moment)}{_of_bounds(s)}"
+                f"<br>5–95 %: {number(s.p05)} to {number(s.p95)}"
                 f"<br>{s.used} of {s.count} samples usable"
                 + (f" ({describe_counts(s.excluded)})" if s.excluded else "")
                 for moment, s in zip(moments, summaries, strict=True)
@@ -197,6 +209,14 @@ def _risk_traces(
         "annotations": _excuse([s.reason for s in summaries if s.used == 0], columns),
     }
     return traces, layout
+
+
+def _of_bounds(summary: Summary) -> str:
+    if not summary.bounds:
+        return ""
+    return (
+        f"<br>{summary.bounds} of {summary.used} are bounds: exposure is at least that"
+    )
 
 
 def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:

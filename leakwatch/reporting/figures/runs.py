@@ -33,7 +33,8 @@ def runs_over_epochs(runs: Sequence[RecordedRun]) -> Any | None:
     """
     figure = style.new_figure(
         "Exposure during training",
-        "predicted PSNR: median of each run, and its 5–95 % of samples as a band",
+        "predicted PSNR: median of each run, and its 5–95 % of samples as a band"
+        + _carets(runs),
         440,
     )
     seen: list[float] = []
@@ -69,7 +70,12 @@ def runs_over_epochs(runs: Sequence[RecordedRun]) -> Any | None:
                 "width": 2.5,
                 "dash": _DASHES[place // len(_COLOURS) % len(_DASHES)],
             },
-            customdata=[f"{s.used} of {s.count} samples known" for s in summaries],
+            marker={"symbol": style.markers(s.bounds > 0 for s in summaries)},
+            customdata=[
+                f"{s.used} of {s.count} samples known"
+                + (f", {s.bounds} of them at least so exposed" if s.bounds else "")
+                for s in summaries
+            ],
             hovertemplate=(
                 "epoch %{x}: %{y:.1f} dB<br>%{customdata}"
                 "<extra>%{fullData.name}</extra>"
@@ -86,6 +92,10 @@ def runs_over_epochs(runs: Sequence[RecordedRun]) -> Any | None:
     return figure
 
 
+def _carets(runs: Sequence[RecordedRun]) -> str:
+    return f"; {style.CARETS}" if any(run.bound for run in runs) else ""
+
+
 def samples_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
     """Draw every sample at the last probe of each run.
 
@@ -97,7 +107,8 @@ def samples_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
     """
     figure = style.new_figure(
         "Every sample at the last probe",
-        "a dot is a sample, at the same place in each column; bar: median",
+        "a dot is a sample, at the same place in each column; bar: median"
+        + _carets(runs),
         440,
         showlegend=False,
     )
@@ -114,10 +125,18 @@ def samples_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
             x=[place + float(s) for s in shift],
             y=style.drawable(values),
             mode="markers",
-            marker={"size": 7, "opacity": 0.75, "color": colour},
+            marker={
+                "size": 7,
+                "opacity": 0.75,
+                "color": colour,
+                "symbol": style.markers(column.bounds.tolist()),
+            },
             text=[
                 style.sample_name(sample, label, run.facts.class_names)
-                for sample, label in zip(column.samples, column.labels, strict=True)
+                + (", at least" if bound else "")
+                for sample, label, bound in zip(
+                    column.samples, column.labels, column.bounds.tolist(), strict=True
+                )
             ],
             hovertemplate="%{text}: %{y:.1f} dB<extra></extra>",
         )
@@ -172,7 +191,8 @@ def classes_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
     figure = style.new_figure(
         "Classes by run",
         "mean predicted PSNR of each class at the last probe; brighter = more exposed, "
-        "gaps are not known",
+        "gaps are not known"
+        + ("; of bounds: exposure is at least that" if _carets(runs) else ""),
         150 + _LINE * len(names),
     )
     figure.add_heatmap(

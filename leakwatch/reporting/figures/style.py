@@ -40,6 +40,28 @@ def translucent(colour: str, alpha: float) -> str:
     return f"rgba({red},{green},{blue},{alpha})"
 
 
+CARETS: Final = "a caret is a bound: exposure is at least that"
+
+
+def markers(bounds: Iterable[bool], sign: int = 1, *, across: bool = False) -> Any:
+    """Return a symbol for each point: carets point to where exposure may lie.
+
+    Args:
+        bounds: Which points are bounds.
+        sign: −1 where low values are exposed.
+        across: Whether values lie along the x axis.
+
+    Returns:
+        One word where no point is a bound, else a list.
+    """
+    marked = list(bounds)
+    if not any(marked):
+        return "circle"
+    up, down = ("right", "left") if across else ("up", "down")
+    caret = f"triangle-{down if sign < 0 else up}"
+    return [caret if bound else "circle" for bound in marked]
+
+
 def new_figure(title: str, subtitle: str, height: int, **layout: Any) -> Any:
     """Return an empty figure in the house style."""
     graph = require("plotly.graph_objects", "A figure")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,12 +21,15 @@ from leakwatch.reporting.statistics.achieved import (
     conclusive_values,
 )
 from leakwatch.reporting.statistics.aggregates import summarize, summarize_classes
+from leakwatch.reporting.statistics.gate import at_most
 from leakwatch.reporting.statistics.headline import Headline
 from leakwatch.reporting.words import (
     CLEARLY_ABOVE,
     HARDLY_BELOW,
+    NO_RANKS,
     count,
     decibels,
+    least,
     moment_words,
     number,
     psnr_words,
@@ -65,7 +69,10 @@ def conclude(
     answers = {
         "Who is worst off, and is it rising?": _worst(headline, facts),
         f"How many are above {CLEARLY_ABOVE:g} dB?": _above(headline),
-        "Does the prediction deserve trust?": _trust(everything, headline),
+        "Does the prediction deserve trust?": [
+            *_bounds(headline),
+            *_trust(everything, headline),
+        ],
         "What to do next?": _next(everything, headline, facts, metadata),
     }
     return [Conclusion(q, " ".join(parts)) for q, parts in answers.items()]
@@ -77,12 +84,15 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
     if sample is not None:
         label = column.labels[column.samples.index(sample)]
         of_class = "" if label is None else f" ({facts.class_label(label)})"
+        own = column.at(sample).bound
         yield (
-            f"Sample #{sample}{of_class}: {decibels(summary.worst)}, "
-            f"{psnr_words(summary.worst)}."
+            f"Sample #{sample}{of_class}: {least(decibels(summary.worst), own)}, "
+            f"{psnr_words(summary.worst, own)}."
         )
+    if summary.bounds:
+        yield f"Another may be worse off: {NO_RANKS}."
     means = [row for row in summarize_classes(column) if not math.isnan(row.mean)]
-    if len(means) > 1:
+    if len(means) > 1 and not any(row.bounds for row in means):
         high = max(means, key=lambda row: row.mean)
         low = min(means, key=lambda row: row.mean)
         yield (
@@ -96,20 +106,42 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
         changed = f"{word} by {size}"
         if abs(headline.change) < _NOTICED:
             changed = f"hardly changed ({size})"
+        if headline.change_of_bounds:
+            changed += ", as far as bounds show,"
         yield f"The median {changed} since the first probe."
     if headline.peak_moment is not None and headline.peak > summary.worst + _NOTICED:
         yield (
             f"The worst moment was {moment_words(headline.peak_moment)}, with "
-            f"{decibels(headline.peak)}."
+            f"{least(decibels(headline.peak), headline.peak_bound)}."
         )
 
 
 def _above(headline: Headline) -> Iterable[str]:
     summary = headline.summary
-    yield f"{headline.clearly} of {count(summary.used, 'sample')} with a number."
+    more = summary.bounds > 0 and headline.clearly < summary.used
+    said = f"{headline.clearly} of {count(summary.used, 'sample')} with a number."
+    yield f"At least {said}" if more else said
     unknown = summary.count - summary.used
     if unknown:
         yield f"{unknown} more have no number, which is not safe."
+
+
+def _bounds(headline: Headline) -> Iterable[str]:
+    """Say what is left open where predictions are bounds."""
+    column, some = headline.column, headline.summary.bounds
+    if not some:
+        return
+    up_to = [at_most(s) for s in compress(column.statuses, column.bounds)]
+    finite = [value for value in up_to if math.isfinite(value)]
+    said = f"{some} of {count(headline.summary.used, 'prediction')} are lower bounds: "
+    if not finite:
+        said += "exposure is at least that, up to what is not known"
+    else:
+        said += f"exposure is at least that, and may be up to {decibels(max(finite))}"
+        open_ended = some - len(finite)
+        if open_ended:
+            said += f"; of {open_ended} it is not known up to what"
+    yield f"{said}. precision='exact' has the numbers, and takes longer."
 
 
 def _trust(everything: LedgerTable, headline: Headline) -> Iterable[str]:
@@ -164,7 +196,13 @@ def _next(
     config = metadata.get("config")
     config = config if isinstance(config, Mapping) else {}
     worst = headline.summary.worst
-    if not worst > HARDLY_BELOW:
+    bound = headline.summary.bounds > 0
+    if bound and not worst > HARDLY_BELOW:
+        yield (
+            f"No sample is known to be above {HARDLY_BELOW:g} dB, but bounds show no "
+            "safety: measure with precision='exact', or attack."
+        )
+    elif not worst > HARDLY_BELOW:
         yield (
             f"No sample with a number is predicted above {HARDLY_BELOW:g} dB under "
             "these assumptions; attack them before you rely on it."
@@ -202,8 +240,9 @@ def _noise(
         summary = None if column is None else summarize(column, 1)
         if summary is not None and summary.used:
             some = "" if summary.used == summary.count else f" {summary.used} of them"
+            least_noise = least(number(summary.worst), summary.bounds > 0)
             return (
-                f"Noise of standard deviation {number(summary.worst)} on each entry of "
+                f"Noise of standard deviation {least_noise} on each entry of "
                 f"the gradient would hold{some or ' all samples'} at {target:g} dB by "
                 "prediction; leakwatch.recommend_noise checks it by attacks."
             )

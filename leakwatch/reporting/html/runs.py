@@ -30,10 +30,13 @@ from leakwatch.reporting.statistics.achieved import KINDS
 from leakwatch.reporting.statistics.runs import RecordedRun, incomparable, read_runs
 from leakwatch.reporting.words import (
     CLEARLY_ABOVE,
+    NO_RANKS,
     count,
     decibels,
+    least,
     moment_words,
     psnr_level,
+    sign_of_bound,
 )
 
 __all__ = ["write_comparison"]
@@ -130,10 +133,16 @@ def _lead(runs: Sequence[RecordedRun]) -> Iterator[str]:
     known = [run for run in runs if math.isfinite(run.worst)]
     unknown = [run.label for run in runs if run not in known]
     if known:
-        most, least = known[0], known[-1]
-        yield f"{most.label} exposes most: {_words(most)}."
-        if least is not most:
-            yield f"{least.label} exposes least: {_words(least)}."
+        most, last = known[0], known[-1]
+        bounds = [run.label for run in known if run.bound]
+        if bounds:
+            for run in dict.fromkeys((most, last)):
+                yield f"{run.label}: {_words(run)}."
+            yield f"Which exposes most is not known ({', '.join(bounds)}): {NO_RANKS}."
+        else:
+            yield f"{most.label} exposes most: {_words(most)}."
+            if last is not most:
+                yield f"{last.label} exposes least: {_words(last)}."
     if unknown:
         yield f"Not known, which is not safe: {', '.join(unknown)}."
 
@@ -142,8 +151,8 @@ def _words(run: RecordedRun) -> str:
     assert run.headline is not None
     summary = run.headline.summary
     return (
-        f"{decibels(summary.worst)} predicted for its most exposed sample, "
-        f"{decibels(summary.median)} for the typical one"
+        f"{least(decibels(summary.worst), run.bound)} predicted for its most exposed "
+        f"sample, {least(decibels(summary.median), run.bound)} for the typical one"
     )
 
 
@@ -158,11 +167,14 @@ def _row(run: RecordedRun, folder: Path) -> RunRow:
     if headline is not None:
         summary = headline.summary
         cells = (
-            _decibels(summary.worst),
-            _decibels(summary.median),
+            _decibels(summary.worst, run.bound),
+            _decibels(summary.median, run.bound),
             _change(headline.change, headline.probes),
             NumberCell(
-                f"{headline.clearly} of {summary.used}",
+                sign_of_bound(
+                    f"{headline.clearly} of {summary.used}",
+                    run.bound and headline.clearly < summary.used,
+                ),
                 sort=sort_key(headline.clearly / max(summary.used, 1)),
             ),
             NumberCell(
@@ -184,10 +196,11 @@ def _row(run: RecordedRun, folder: Path) -> RunRow:
     )
 
 
-def _decibels(value: float) -> NumberCell:
+def _decibels(value: float, bound: bool) -> NumberCell:
     if math.isnan(value):
         return _UNKNOWN
-    return NumberCell(decibels(value), sort=sort_key(value), level=psnr_level(value))
+    text = sign_of_bound(decibels(value), bound)
+    return NumberCell(text, sort=sort_key(value), level=psnr_level(value))
 
 
 def _change(value: float, probes: int) -> NumberCell:
@@ -236,7 +249,10 @@ def _samples(runs: Sequence[RecordedRun]) -> list[SampleRow]:
                 sample,
                 first.facts.class_label(labels[sample]),
                 data_uri(thumbnail(pixels[sample], 48)) if shown else "",
-                tuple(_decibels(v.value if v.usable else math.nan) for v in values),
+                tuple(
+                    _decibels(v.value if v.usable else math.nan, v.bound)
+                    for v in values
+                ),
             )
         )
     return rows

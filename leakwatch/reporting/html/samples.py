@@ -19,7 +19,13 @@ from leakwatch.reporting.quantities import (
 )
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.aggregates import describe_counts
-from leakwatch.reporting.words import count, moment_words, number, psnr_level
+from leakwatch.reporting.words import (
+    count,
+    moment_words,
+    number,
+    psnr_level,
+    sign_of_bound,
+)
 
 __all__ = ["SampleTable", "make_sample_table"]
 
@@ -117,7 +123,10 @@ def make_sample_table(
                 name=facts.class_label(labels[sample]),
                 picture=pictures.get(sample, ""),
                 trouble=_trouble(values[sample]),
-                cells=tuple(map(_cell, names, values[sample])),
+                cells=tuple(
+                    _cell(describe(name, facts.quantities), value)
+                    for name, value in zip(names, values[sample], strict=True)
+                ),
                 reasons=_reasons(names, values[sample]),
             )
             for sample in sorted(values, key=rank)
@@ -131,16 +140,20 @@ def _head(quantity: Quantity, descending: bool) -> ScoreHead:
     return ScoreHead(quantity.name, note, quantity.meaning, descending)
 
 
-def _cell(quantity: str, recorded: LedgerValue) -> NumberCell:
+def _cell(quantity: Quantity, recorded: LedgerValue) -> NumberCell:
     value, status = recorded
     if not recorded.usable:
         return NumberCell(badge=_badge(recorded.trouble, status), sort="")
-    headline = quantity in HEADLINES
+    headline = quantity.name in HEADLINES
     text = number(value)
     if headline and math.isfinite(value):
         text = f"{value:.1f}".replace("-", "−")
+    if recorded.bound:
+        text = sign_of_bound(text, True, quantity.sign)
+    elif status_word(status) == "estimated":
+        text = f"≈ {text}"
     return NumberCell(
-        text=f"≈ {text}" if status_word(status) == "estimated" else text,
+        text=text,
         sort=sort_key(value),
         about=f"{value!r}, {status}",
         level=psnr_level(value) if headline else "",

@@ -20,6 +20,7 @@ from leakwatch.reporting.words import (
     HARDLY_BELOW,
     count,
     decibels,
+    least,
     moment_words,
     number,
     psnr_level,
@@ -79,13 +80,14 @@ def make_lead(table: LedgerTable, headline: Headline | None, facts: RunFacts) ->
         assumed=noise_words(facts.noise_std, facts.message),
         exposing=facts.message.exposing,
         knows=knows(headline.quantity, facts.prior),
-        worst=_rated(summary.worst),
-        median=_rated(summary.median),
+        worst=_rated(summary.worst, summary.bounds > 0),
+        median=_rated(summary.median, summary.bounds > 0),
     )
 
 
-def _rated(psnr: float) -> Rated:
-    return Rated(f"{decibels(psnr)}: {psnr_words(psnr)}", psnr_level(psnr))
+def _rated(psnr: float, bound: bool) -> Rated:
+    text = f"{least(decibels(psnr), bound)}: {psnr_words(psnr, bound)}"
+    return Rated(text, psnr_level(psnr))
 
 
 def make_cards(
@@ -114,26 +116,31 @@ def _predicted(
     if math.isfinite(headline.change):
         direction = "more" if headline.change > 0 else "less"
         change = f"{abs(headline.change):.1f} dB {direction} than at the first probe"
+        if headline.change_of_bounds:
+            change += ", by bounds, which may hide another change"
     elif headline.probes > 1:
         change = "no comparison with the first probe"
-    unknown = summary.count - summary.used
+    unknown, bound = summary.count - summary.used, summary.bounds > 0
+    clearly = f"{headline.clearly} of {summary.used}"
+    if headline.clearly < summary.used:
+        clearly = least(clearly, bound)
     cards = [
         Card(
             "Most exposed sample",
-            decibels(summary.worst),
+            least(decibels(summary.worst), bound),
             about,
             psnr_level(summary.worst),
             picture,
         ),
         Card(
             "Typical sample (median)",
-            decibels(summary.median),
+            least(decibels(summary.median), bound),
             f"predicted PSNR; {change}",
             psnr_level(summary.median),
         ),
         Card(
             f"Predicted over {CLEARLY_ABOVE:.0f} dB",
-            f"{headline.clearly} of {summary.used}" if summary.used else "not known",
+            clearly if summary.used else "not known",
             "samples clearly recognisable"
             + (f"; {unknown} not known" if unknown else ""),
             "" if summary.used else "unknown",
@@ -143,7 +150,8 @@ def _predicted(
         when = moment_words(headline.peak_moment)
         words = f"highest predicted PSNR of any sample, {when}"
         level = psnr_level(headline.peak)
-        cards.append(Card("Worst moment", decibels(headline.peak), words, level))
+        peak = least(decibels(headline.peak), headline.peak_bound)
+        cards.append(Card("Worst moment", peak, words, level))
     return cards
 
 
@@ -197,6 +205,7 @@ class Strip:
         marks: The two borders between them.
         dots: One for each sample with a usable value.
         median: Percent from the left.
+        bounds: How many dots may belong further to the right.
         guess: A blind guess, where it is known and on the scale.
     """
 
@@ -205,6 +214,7 @@ class Strip:
     marks: tuple[Mark, Mark]
     dots: tuple[Dot, ...]
     median: float
+    bounds: int
     guess: Mark | None
 
 
@@ -246,13 +256,21 @@ def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
             Dot(
                 place(value),
                 12 + 11 * (turn % 3),
-                f"#{sample}, {facts.class_label(label)}: {decibels(value)}",
+                f"#{sample}, {facts.class_label(label)}: "
+                f"{least(decibels(value), bound)}",
             )
-            for turn, (value, sample, label) in enumerate(
-                zip(values.tolist(), column.samples, column.labels, strict=True)
+            for turn, (value, sample, label, bound) in enumerate(
+                zip(
+                    values.tolist(),
+                    column.samples,
+                    column.labels,
+                    column.bounds.tolist(),
+                    strict=True,
+                )
             )
             if not math.isnan(value)
         ),
         median=place(headline.summary.median),
+        bounds=headline.summary.bounds,
         guess=guess,
     )

@@ -30,10 +30,11 @@ from leakwatch.reporting.quantities import (
 )
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.aggregates import (
+    Spread,
     spread_of_classes,
     summarize_classes,
 )
-from leakwatch.reporting.words import moment_words, number
+from leakwatch.reporting.words import NO_RANKS, moment_words, number, sign_of_bound
 
 __all__ = [
     "ClassSection",
@@ -125,8 +126,8 @@ def _class_means(ledger: LedgerTable, facts: RunFacts, lead: str) -> ClassMeans 
             ClassRow(
                 facts.class_label(row.label),
                 NumberCell(f"{row.used} of {row.count}", sort=str(row.used)),
-                _number_cell(row.mean, row.reason),
-                _number_cell(row.median, row.reason),
+                _number_cell(row.mean, row.reason, row.bounds > 0, quantity.sign),
+                _number_cell(row.median, row.reason, row.bounds > 0, quantity.sign),
             )
             for row in classes
         ),
@@ -144,6 +145,9 @@ def _spreads(ledger: LedgerTable, facts: RunFacts, lead: str) -> tuple[SpreadRow
         if len(classes) < 2:
             continue
         spread = spread_of_classes(classes, quantity)
+        if any(row.bounds for row in classes):
+            nan = math.nan
+            spread = Spread(None, None, nan, nan, nan, NO_RANKS)
         most, least = (
             "not known" if label is None else facts.class_label(label)
             for label in (spread.highest, spread.lowest)
@@ -163,9 +167,12 @@ def _spreads(ledger: LedgerTable, facts: RunFacts, lead: str) -> tuple[SpreadRow
     return tuple(rows)
 
 
-def _number_cell(value: float, reason: str) -> NumberCell:
+def _number_cell(
+    value: float, reason: str, bound: bool = False, sign: int = 1
+) -> NumberCell:
     if not math.isnan(value):
-        return NumberCell(number(value), sort=sort_key(value))
+        text = sign_of_bound(number(value), bound, sign)
+        return NumberCell(text, sort=sort_key(value))
     word = "undefined" if reason.startswith(("undefined", "ratio")) else "not known"
     style = "about" if "decibels" in reason else "bad"
     return NumberCell(badge=Badge(word, style, reason), sort="")

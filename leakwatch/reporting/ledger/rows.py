@@ -88,6 +88,18 @@ def is_usable(value: float, status: str) -> bool:
     return Status(status_word(status)).usable and not math.isnan(value)
 
 
+def is_bound(status: str) -> bool:
+    """Whether a value is known to be at least so exposed, and may be more.
+
+    Example:
+        >>> is_bound("estimated: exposure is at least that and at most 31.5 dB: …")
+        True
+        >>> is_bound("ok"), is_bound("estimated: within 3 %")
+        (False, False)
+    """
+    return status_word(status) == "estimated" and "at least" in status_reason(status)
+
+
 def encode_rows(rows: Iterable[Row], run: str) -> bytes:
     """Return the CSV bytes of one part, header included.
 

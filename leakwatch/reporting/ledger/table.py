@@ -11,7 +11,7 @@ from typing import NamedTuple, Self, final
 import numpy as np
 import numpy.typing as npt
 
-from leakwatch.reporting.ledger.rows import Row, is_usable, status_word
+from leakwatch.reporting.ledger.rows import Row, is_bound, is_usable, status_word
 
 
 class Moment(NamedTuple):
@@ -31,6 +31,11 @@ class LedgerValue(NamedTuple):
     def usable(self) -> bool:
         """Whether the value may be read as a number."""
         return is_usable(self.value, self.status)
+
+    @property
+    def bound(self) -> bool:
+        """Whether exposure is at least that, and maybe more."""
+        return self.usable and is_bound(self.status)
 
     @property
     def trouble(self) -> str:
@@ -70,6 +75,11 @@ class Column:
     def usable_values(self) -> npt.NDArray[np.float64]:
         """The values, NaN where they may not be read as numbers, shape (n,)."""
         return np.where(self.usable, self.values, np.nan)
+
+    @cached_property
+    def bounds(self) -> npt.NDArray[np.bool_]:
+        """At which entries exposure is at least that, and maybe more, shape (n,)."""
+        return np.array([value.bound for value in self], bool)
 
     def __iter__(self) -> Iterator[LedgerValue]:
         return map(LedgerValue, self.values.tolist(), self.statuses)

@@ -38,6 +38,8 @@ class Summary:
         worst: Value at the most exposed end; NaN without a direction.
         worst_sample: Data-set index of the most exposed sample.
         reason: Why numbers are NaN; empty if none is.
+        bounds: How many of ``used`` are bounds: with any, exposure is at least what
+            the numbers say.
     """
 
     count: int
@@ -50,6 +52,7 @@ class Summary:
     worst: float
     worst_sample: int | None
     reason: str
+    bounds: int = 0
 
 
 @final
@@ -64,6 +67,7 @@ class ClassSummary:
         mean: Mean over the used samples.
         median: Median over the used samples.
         reason: Why numbers are NaN; empty if none is.
+        bounds: How many of ``used`` are bounds.
     """
 
     label: int
@@ -72,6 +76,7 @@ class ClassSummary:
     mean: float
     median: float
     reason: str
+    bounds: int = 0
 
 
 @final
@@ -169,6 +174,7 @@ def summarize(column: Column, sign: int) -> Summary:
         worst=math.nan if worst is None else column.at(worst).value,
         worst_sample=worst,
         reason=reason,
+        bounds=int(column.bounds.sum()),
     )
 
 
@@ -217,6 +223,7 @@ def summarize_classes(column: Column) -> list[ClassSummary]:
                 mean=mean,
                 median=median,
                 reason=reason,
+                bounds=int(members.bounds.sum()),
             )
         )
     return summaries

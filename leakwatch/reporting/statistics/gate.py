@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leakwatch.names import meant
-from leakwatch.reporting.ledger.rows import Row
+from leakwatch.reporting.ledger.rows import Row, is_bound
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
 from leakwatch.reporting.quantities import Quantity, class_label
 from leakwatch.reporting.statistics.achieved import KINDS, conclusive_values
@@ -135,8 +135,8 @@ class Limits:
         bounds = int((unknown & ~nothing).sum())
         if bounds:
             yield (
-                f"{_are(bounds, len(unknown))} known to be exposed at least so much, "
-                f"and maybe more than the limit (precision='exact' says how much)"
+                f"{_are(bounds, len(unknown))} at or below the limit by a lower bound "
+                f"only, and may be above it (precision='exact' tells)"
             )
 
     def _classes(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:
@@ -195,7 +195,7 @@ def at_most(status: str) -> float:
         >>> at_most("ok"), at_most("estimated: exposure is at least that: …")
         (-inf, inf)
     """
-    if "at least" not in status:
+    if not is_bound(status):
         return -math.inf
     found = re.search(r"at most (-?[\d.]+) dB", status)
     return math.inf if found is None else float(found[1])

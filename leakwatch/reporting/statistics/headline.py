@@ -28,6 +28,8 @@ class Headline:
         peak: Highest predicted PSNR of any sample at any probe, in dB.
         peak_moment: When that was.
         clearly: How many samples lie above the "clearly recognisable" line.
+        peak_bound: Whether ``peak`` may be more.
+        change_of_bounds: Whether one of the medians of ``change`` may be more.
     """
 
     quantity: str
@@ -39,6 +41,8 @@ class Headline:
     peak: float
     peak_moment: Moment | None
     clearly: int
+    peak_bound: bool = False
+    change_of_bounds: bool = False
 
 
 def find_headline(table: LedgerTable) -> Headline | None:
@@ -60,11 +64,13 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
     moments = table.moments_of(name)
     summaries = [summarize(table.columns[when, name], sign=1) for when in moments]
     peaks = [
-        (summary.worst, when)
+        (summary.worst, when, summary.bounds > 0)
         for summary, when in zip(summaries, moments, strict=True)
         if summary.used
     ]
-    peak, peak_moment = max(peaks, key=lambda pair: pair[0], default=(math.nan, None))
+    peak, peak_moment, peak_bound = max(
+        peaks, key=lambda triple: triple[0], default=(math.nan, None, False)
+    )
     change = (
         summaries[-1].median - summaries[0].median if len(summaries) > 1 else math.nan
     )
@@ -78,4 +84,6 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
         peak=peak,
         peak_moment=peak_moment,
         clearly=int((column.values[column.usable] > CLEARLY_ABOVE).sum()),
+        peak_bound=peak_bound,
+        change_of_bounds=bool(summaries[0].bounds or summaries[-1].bounds),
     )

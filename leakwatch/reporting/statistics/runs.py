@@ -46,6 +46,11 @@ class RecordedRun:
         worst = math.nan if self.headline is None else self.headline.summary.worst
         return math.inf if math.isnan(worst) else worst
 
+    @property
+    def bound(self) -> bool:
+        """Whether it exposes at least what is predicted, and maybe more."""
+        return self.headline is not None and self.headline.summary.bounds > 0
+
 
 def read_runs(directories: Sequence[str | Path]) -> list[RecordedRun]:
     """Read runs, the most exposed first; what is not known is not safe: on top.
