@@ -176,7 +176,8 @@ class LeakageMonitor(ProbeCallback):
 
     def arguments(self) -> dict[str, Any]:
         """All that changes what is measured."""
-        return super().arguments() | {"layers": self.layers}
+        own = {"layers": self.layers, "budget": self.budget}
+        return super().arguments() | own
 
     def settled(self) -> dict[str, Any]:
         """The arguments that the record of a run states."""

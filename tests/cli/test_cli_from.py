@@ -144,9 +144,11 @@ def test_all_that_changes_a_number_is_recorded(trained: Path) -> None:
     told = {"worst_case": "near", "attack": "random"}
     # What only places and shows the record.
     shown = {"name", "directory", "report", "log", "log_ledger", "log_images"}
-    shown |= {"verbose"}
+    shown |= {"verbose", "live"}
+    own = {"layers", "budget"}
+    assert own <= LeakageMonitor(layers=True, precision="exact").arguments().keys()
     for callback in (InversionAudit, LeakageMonitor):
-        wanted = inspect.signature(callback).parameters.keys() - shown - {"layers"}
+        wanted = inspect.signature(callback).parameters.keys() - shown - own
         assert {told.get(name, name) for name in wanted} <= names, callback
     audit = UpdateAudit(clients=2)
     wanted = {f.name for f in fields(UpdatePlan)}
