@@ -334,6 +334,7 @@ assert "a predicted PSNR of" in write_report("run").read_text("utf-8")
         "--trainer.enable_progress_bar=false",
         "--trainer.callbacks.probes=1",
         "--trainer.callbacks.at_start=false",
+        "--trainer.callbacks.every_n_epochs=1",
         "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
         "--trainer.logger.save_dir=runs",
     ]

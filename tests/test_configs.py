@@ -110,7 +110,11 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "data/cifar100.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/imagenette.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/imagewoof.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
-    "data/imagenet.yaml": (["toy"], [*TWO, *LARGEST, *SMALL, *NO_WORKERS]),
+    # With more each step moves sums over 150,000 inputs so far that all units saturate.
+    "data/imagenet.yaml": (
+        ["toy"],
+        [*TWO, *LARGEST, *SMALL, *NO_WORKERS, "--model.init_args.lr=1e-6"],
+    ),
     "data/image_folder.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/femnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),
     "data/emnist.yaml": (["toy"], [*TWO, *LARGEST, *SMALL]),

@@ -325,7 +325,10 @@ def test_pictures_stay_in_the_ledger_and_reach_the_report(tmp_path: Path) -> Non
     assert torch.equal(torch.tensor(last["original"][..., 0]).float(), original)
     page = (Path(watched.run_directory) / "report.html").read_text()
     assert "What attacks achieved" in page
-    assert page.count('alt="reconstruction of sample 3"') == 2
+    # Of both attacks, after each epoch.
+    for epoch in (1, 2):
+        label = f'aria-label="reconstruction of sample 3, after epoch {epoch}"'
+        assert page.count(label) == 2
     assert "worst case (starts beside the sample)" in page
     assert 'id="fig-achieved"' in page
     assert 'id="fig-predicted"' in page

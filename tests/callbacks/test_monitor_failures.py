@@ -235,9 +235,9 @@ def test_without_plotly_there_is_a_ledger_and_no_report(
             return require("plotly_is_not_here", purpose)
         return require(module, purpose)
 
-    from leakwatch.reporting.html import page
+    from leakwatch.reporting.figures import style
 
-    monkeypatch.setattr(page, "require", missing)
+    monkeypatch.setattr(style, "require", missing)
     watched = monitor(report=True)
     run = fit(tmp_path, watched)
     assert run.current_epoch == 1

@@ -250,7 +250,8 @@ def test_the_checkpoint_is_plain_and_holds_no_pixel(long_run: dict[str, Any]) ->
     assert key == "EveryThird{'name': 'leakwatch'}"
     assert state[key].keys() == {
         "run", "directory", "position", "epoch_asked", "epoch_asked_at", "step_asked",
-        "spent", "elapsed", "latest", "indices", "fingerprint", "factors",
+        "spent", "elapsed", "latest", "indices", "fingerprint", "left_out", "cost",
+        "factors",
     }  # fmt: skip
     assert state[key]["position"] == 5
     assert state[key]["epoch_asked"] == 2

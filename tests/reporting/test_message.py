@@ -44,11 +44,12 @@ def test_an_update_audit_never_speaks_of_shared_gradients(tmp_path: Path) -> Non
     assert "blind guess, without any weight update" in said
     assert "What the weight update sees" in said
     assert "All samples of a client at once." in said
-    # Only as what stands for an update in predictions, which is said.
+    # Only as what stands for an update in predictions, and of a tool for gradients.
     left = re.findall(r"[^.]*gradient[^.]*\.", said, re.IGNORECASE)
     allowed = ("gradient does not explain of an update", "gradient stands for the")
     allowed += ("take the update for a gradient between the weights before and after",)
     allowed += ("one gradient does not explain the update",)
+    allowed += ("speaks of single gradients: what noise does to an update",)
     assert all(any(text in s for text in allowed) for s in left), left
 
 

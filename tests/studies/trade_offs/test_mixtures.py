@@ -216,7 +216,10 @@ def test_table_figure_and_report_name_them(measured: TradeOff, tmp_path: Path) -
         "mixup α = 0.9",
         "mixup α = 0.6",
     ]
-    assert list(drawn["mixup"].y) == [r.psnr["adaptive"] for r in measured.summary[2:]]
+    found = [r.psnr["adaptive"] for r in measured.summary[2:]]
+    assert min(found) > 100
+    assert list(drawn["mixup"].y) == [60.0, 60.0]
+    assert "60 dB: or more" in measured.figure().layout.title.subtitle.text
     page = measured.save(tmp_path).read_text()
     assert "mixup α = 0.9" in page
     assert "of mixtures one coefficient" in page
