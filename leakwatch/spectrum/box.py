@@ -52,6 +52,7 @@ def minima_in_box(
     *,
     tolerance: float = 2e-3,
     steps: int = _STEPS,
+    flat: bool = False,
 ) -> BoxMinima:
     """The minimisers of ½ ΔᵀMΔ + bᵀΔ over low ≤ Δ ≤ high, for many b at once.
 
@@ -62,6 +63,8 @@ def minima_in_box(
         high: at least 0, may be ∞.
         tolerance: of Δ's length, what further steps would still change.
         steps: at most.
+        flat: M has directions so flat that the steps hardly move along them, which
+            looks as if they had converged: active sets finish all minima.
 
     Returns:
         Points of the box. One look at the device for every ten steps.
@@ -105,6 +108,8 @@ def minima_in_box(
             if bool(converged.all()):
                 break
             before, last = point, changed
+    if flat:
+        converged = torch.zeros_like(converged)
     found = BoxMinima(point * unit, converged)
     return found if bool(converged.all()) else _finished(m, b, low, high, found)
 

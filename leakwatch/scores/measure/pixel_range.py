@@ -50,6 +50,9 @@ _SETTLED_DB: Final = 0.3
 # Draws with which rounding is tried, and units in the last place that it is taken for.
 _TRIED: Final = 2
 _ROUNDED: Final = 4.0
+# Of the prior's part of M's diagonal: below it, one step of the search for a minimum
+# moves what the gradient does not show by less than its tolerance can tell.
+_FLAT: Final = 1e-10
 # Of the range: what normalising an image and taking it back may do to it.
 _SLACK: Final = 1e-5
 
@@ -134,7 +137,7 @@ class PixelRange:
             settings: the prior.
         """
         n, eps = len(self.h), float(torch.finfo(self.h.dtype).eps)
-        spread = settings.prior_std if settings.prior is None else settings.prior.std
+        spread = _spread(settings)
         return spread * math.sqrt(n**0.5 * eps * float(self.h.diagonal().sum()))
 
     def steady(
@@ -233,7 +236,8 @@ class PixelRange:
         towards = noise_std**2 * (prior @ self.offset)
         high = settings.data_range
         low = -self.image.clamp(0.0, high)
-        return minima_in_box(m, (towards - arrived) / unit, low, low + high)
+        flat = noise_std**2 < _FLAT * unit * _spread(settings) ** 2
+        return minima_in_box(m, (towards - arrived) / unit, low, low + high, flat=flat)
 
     def told(self, settings: Settings, noise_std: float) -> float:
         """Mean squared error of an attacker who is told which pixels lie at the ends.
@@ -252,6 +256,11 @@ class PixelRange:
         if int(info):
             return math.nan
         return noise_std**2 * float(torch.cholesky_inverse(lower).diagonal().sum())
+
+
+def _spread(settings: Settings) -> float:
+    """R, with a full covariance that of an average pixel."""
+    return settings.prior_std if settings.prior is None else settings.prior.std
 
 
 def _precision(settings: Settings, like: Tensor) -> Tensor:
