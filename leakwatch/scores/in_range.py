@@ -34,9 +34,10 @@ _SLOPE = 6.0
 _STRAIGHT_DB = 25.0
 # Rounds between the noise that a linear network needs and what it gains where it bends.
 _ROUNDS = 6
-# How far below the target the noise that is found may hold a prediction, and by how
-# much of that the search for it may be off.
-_BELOW_DB, _FOUND_DB = 0.16, 0.03
+# How far below the target the noise that is found may hold a prediction in the first
+# rounds, and later, where what is gained jumps; and by how much of that the search on
+# the line may be off, which costs no look elsewhere.
+_CLOSE_DB, _CLOSE_ROUNDS, _BELOW_DB, _FOUND_DB = 0.02, 2, 0.16, 0.004
 # Of log s, where predictions jump.
 _LOG_NOISE = 1e-4
 _STRAIGHT, _LAST_BEND = "straight at ", "last bend"
@@ -173,7 +174,9 @@ def pixels_at_ends(spectrum: SampleSpectrum, settings: Settings) -> Value:
     "predicted PSNR, also against attackers who know the range of pixels.",
 )
 def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
-    """The s at which i2f_range_psnr is ``target_psnr``, or at most 0.2 dB below it.
+    """The s at which i2f_range_psnr is ``target_psnr``, or a little below it.
+
+    By 0.02 dB as a rule, by 0.2 dB at most where predictions jump.
 
     A root in log s: with the same draws at every s, the prediction falls with the
     noise. With a prior of independent pixels it is at least
@@ -189,10 +192,10 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
     straight = replace(both, pixel_range=replace(inside, elsewhere=None))
     line = _Line(straight, settings, inside.least_noise(settings), least.number)
     target = settings.target_psnr
-    aim = target - _BELOW_DB / 2
+    aim = target - _CLOSE_DB / 2
     seen: list[tuple[float, float]] = []
     value = least
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
         found = line.noise_for(aim)
         if found is None:
             return Value.without(
@@ -208,11 +211,12 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
             return Value(math.nan, reached.status)
         here = line.predicted(found)
         gain = reached.number - here
-        lowest = -math.inf if found == least.number else target - _BELOW_DB
+        below = _CLOSE_DB if turn < _CLOSE_ROUNDS else _BELOW_DB
+        lowest = -math.inf if found == least.number else target - below
         if lowest <= reached.number <= target:
             return value
         seen.append((here, gain))
-        aim = _next_aim(seen, target - _BELOW_DB / 2)
+        aim = _next_aim(seen, target - _CLOSE_DB / 2)
     return _held(both, settings, value)
 
 
@@ -341,7 +345,7 @@ class _Line:
         return self.seen[log]
 
     def noise_for(self, aim: float) -> float | None:
-        """The s at which a prediction is ``aim``, or at most 0.1 dB below it.
+        """The s at which a prediction is ``aim``, or at most 0.01 dB below it.
 
         With the same draws at every s, predictions fall with the noise.
 
