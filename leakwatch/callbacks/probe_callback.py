@@ -13,7 +13,11 @@ from torch.optim import Optimizer
 
 from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.distributed import refuse_device, refuse_sharded
-from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
+from leakwatch.callbacks._probing.options import (
+    RecordOptions,
+    check_options,
+    with_options_of,
+)
 from leakwatch.callbacks._probing.placed import Placed
 from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
@@ -373,6 +377,7 @@ class ProbeCallback(RecordingCallback):
         precision: str = "exact",
         **options: Unpack[RecordOptions],
     ) -> None:
+        check_options(self, options)
         super().__init__(
             scores,
             noise_std=check_number("noise_std", noise_std, example=1e-4),

@@ -27,7 +27,11 @@ from leakwatch.callbacks._audit.updates import (
     check_clients,
     chosen_clients,
 )
-from leakwatch.callbacks._probing.options import RecordOptions, with_options_of
+from leakwatch.callbacks._probing.options import (
+    RecordOptions,
+    check_options,
+    with_options_of,
+)
 from leakwatch.callbacks._probing.step import ProbeStep, Share
 from leakwatch.callbacks._probing.training_probes import (
     SampleSource,
@@ -136,6 +140,7 @@ class UpdateAudit(RecordingCallback):
         name: str = "leakwatch-update",
         **options: Unpack[RecordOptions],
     ) -> None:
+        check_options(self, options)
         super().__init__(
             scores, noise_std=noise_std, products=products, name=name, **options
         )

@@ -54,7 +54,7 @@ def find_run(directory: str | Path) -> Path:
     # Names of the monitor's runs that share a log directory.
     named = re.compile(r"leakwatch(-run)?(-\d+)?")
     runs = sorted(p for p in path.iterdir() if named.fullmatch(p.name) and _is_run(p))
-    runs = runs or sorted({file.parent for file in path.rglob("run.json")})
+    runs = runs or runs_below(path)
     if len(runs) == 1:
         return runs[0]
     if runs:
@@ -66,6 +66,14 @@ def find_run(directory: str | Path) -> Path:
         f"no recorded run in {path}: expected the directory that the monitor wrote, "
         f"such as runs/quickstart/version_0/leakwatch-run."
     )
+
+
+def runs_below(directory: str | Path) -> list[Path]:
+    """Every recorded run below a directory; none below one that is a run itself."""
+    path = Path(directory).expanduser()
+    if _is_run(path):
+        return []
+    return sorted({file.parent for file in path.rglob("run.json")})
 
 
 def _is_run(path: Path) -> bool:

@@ -6,13 +6,13 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from leakwatch.cli.report import find_run
+from leakwatch.cli.report import find_run, runs_below
 from leakwatch.cli.tables import run_table
 from leakwatch.reporting import LedgerTable, RiskLedger, write_comparison
 from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.headline import find_headline
-from leakwatch.reporting.statistics.runs import incomparable, read_runs
+from leakwatch.reporting.statistics.runs import audits_beside, incomparable, read_runs
 from leakwatch.reporting.words import (
     CLEARLY_ABOVE,
     NO_RANKS,
@@ -39,11 +39,16 @@ def show(argv: list[str]) -> None:
         "and conclusions.",
     )
     parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
-    run = find_run(parser.parse_args(argv).run)
+    asked = parser.parse_args(argv).run
+    run = find_run(asked)
+    others = [str(other) for other in runs_below(asked) if other != run]
+    if others:
+        print(f"shown: {run}; also recorded here: {', '.join(others)}\n")
     print(run_table(run))
     ledger = RiskLedger.open(run)
     table, metadata = LedgerTable.from_rows(ledger.rows()), ledger.read_metadata()
-    found = conclude(table, find_headline(table), RunFacts.of(metadata), metadata)
+    facts, beside = RunFacts.of(metadata), audits_beside(ledger)
+    found = conclude(table, find_headline(table), facts, metadata, beside)
     for item in found:
         print(f"\n{item.question}")
         print(textwrap.indent(textwrap.fill(item.answer, _WIDTH - 2), "  "))

@@ -219,3 +219,13 @@ def test_yaml_mistakes_name_the_argument() -> None:
     parser.add_subclass_arguments(LeakageMonitor, "monitor")
     with pytest.raises(Exception, match="every_n_epochs"):
         parser.parse_string(YAML.replace("every_n_epochs: 5", "every_n_epochs: often"))
+
+
+@pytest.mark.parametrize("callback", [LeakageMonitor, InversionAudit, UpdateAudit])
+def test_an_unknown_argument_is_of_what_was_called(callback: type) -> None:
+    with pytest.raises(TypeError) as caught:
+        callback(every_n_epoch=3)
+    assert str(caught.value).startswith(
+        f"{callback.__name__} has no argument 'every_n_epoch'; did you mean "
+        "'every_n_epochs'? it has "
+    )

@@ -818,6 +818,12 @@ def test_report_of_runs_that_share_a_log_directory_takes_none_silently(
         shutil.copytree(trained.ledger, tmp_path / name)
     assert main(["report", str(tmp_path)]) == 0
     assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "leakwatch-run"
+    assert main(["show", str(tmp_path)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    run, audit = tmp_path / "leakwatch-run", tmp_path / "leakwatch-audit"
+    assert first == f"shown: {run}; also recorded here: {audit}"
+    assert main(["show", str(run)]) == 0
+    assert "also recorded here" not in capsys.readouterr().out
     shutil.copytree(trained.ledger, tmp_path / "leakwatch-run-1")
     assert main(["report", str(tmp_path)]) == 1
     message = sentence(capsys, "leakwatch report")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
+from leakwatch.names import meant
 from leakwatch.normalization import Channels
 from leakwatch.priors import GaussianPrior
 from leakwatch.scores.api import PriorName
 
-__all__ = ["ProbeOptions", "RecordOptions", "with_options_of"]
+__all__ = ["ProbeOptions", "RecordOptions", "check_options", "with_options_of"]
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
 
@@ -49,6 +50,26 @@ class ProbeOptions(RecordOptions, total=False):
     target_psnr: float
     solver: str
     products: int
+
+
+def check_options(callback: object, options: Mapping[str, object]) -> None:
+    """Refuses keywords that no callback has, in the name of what was called.
+
+    Args:
+        callback: that is being made.
+        options: what its own constructor does not know.
+
+    Raises:
+        TypeError: for other keywords than those of `RecordOptions`.
+    """
+    known = get_type_hints(RecordOptions)
+    for name in options:
+        if name not in known:
+            has = inspect.signature(type(callback)).parameters
+            raise TypeError(
+                f"{type(callback).__name__} has no argument {name!r}; "
+                f"{meant(name, has)}it has {', '.join(has)}."
+            )
 
 
 def with_options_of(base: type) -> Callable[[_Function], _Function]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +55,7 @@ def conclude(
     headline: Headline | None,
     facts: RunFacts,
     metadata: Mapping[str, Any],
+    beside: Sequence[str] = (),
 ) -> list[Conclusion]:
     """Answer what a reader came for; nothing where the run predicts no PSNR.
 
@@ -63,6 +64,7 @@ def conclude(
         headline: The predicted PSNR, if the run predicts one.
         facts: Of the run.
         metadata: Content of ``run.json``.
+        beside: Folders of audits of the same network, see `audits_beside`.
     """
     if headline is None or not headline.summary.used:
         return []
@@ -71,7 +73,7 @@ def conclude(
         f"How many are above {CLEARLY_ABOVE:g} dB?": _above(headline),
         "Does the prediction deserve trust?": [
             *_bounds(headline),
-            *_trust(everything, headline),
+            *_trust(everything, headline, beside),
         ],
         "What to do next?": _next(everything, headline, facts, metadata),
     }
@@ -144,10 +146,16 @@ def _bounds(headline: Headline) -> Iterable[str]:
     yield f"{said}. precision='exact' has the numbers, and takes longer."
 
 
-def _trust(everything: LedgerTable, headline: Headline) -> Iterable[str]:
+def _trust(
+    everything: LedgerTable, headline: Headline, beside: Sequence[str]
+) -> Iterable[str]:
     moments = audits(everything)
     if not moments:
-        yield "Nothing has tested it: no attack was run. InversionAudit runs some."
+        yield "Nothing in this record has tested it: it holds no attack."
+        if beside:
+            yield f"Attacks on the same network are recorded in {', '.join(beside)}."
+        else:
+            yield "InversionAudit runs some."
         return
     moment = moments[-1]
     predicted = everything.columns.get((moment, headline.quantity))

@@ -34,6 +34,7 @@ from leakwatch.reporting.ledger.table import LedgerTable
 from leakwatch.reporting.quantities import ACHIEVED, LAYERS
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.headline import find_headline
+from leakwatch.reporting.statistics.runs import audits_beside
 from leakwatch.reporting.words import count, moment_words
 
 __all__ = ["write_report"]
@@ -138,7 +139,9 @@ def _render(ledger: RiskLedger, shared: bool, live: bool) -> str:
         links=[Link(section.anchor, section.title) for section in sections],
         lead=make_lead(table, headline, facts),
         attacked=make_attack_lead(everything),
-        conclusions=conclude(everything, headline, facts, metadata),
+        conclusions=conclude(
+            everything, headline, facts, metadata, audits_beside(ledger)
+        ),
         care=_sentences(*facts.training, *facts.assumed, unexplained(everything)),
         summary=make_cards(table, headline, facts, pictures),
         strip=make_strip(headline, facts),

@@ -14,7 +14,7 @@ from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.achieved import KINDS, Achieved, achieved, audits
 from leakwatch.reporting.statistics.headline import Headline, find_headline
 
-__all__ = ["RecordedRun", "incomparable", "read_runs"]
+__all__ = ["RecordedRun", "audits_beside", "incomparable", "read_runs"]
 
 
 @final
@@ -66,6 +66,37 @@ def read_runs(directories: Sequence[str | Path]) -> list[RecordedRun]:
         _read(path, label) for path, label in zip(paths, _labels(paths), strict=True)
     ]
     return sorted(runs, key=lambda run: -run.worst)
+
+
+def audits_beside(ledger: RiskLedger) -> list[str]:
+    """Name the folders beside a record that hold attacks on the same network.
+
+    Args:
+        ledger: The record.
+    """
+    mine = _network(ledger)
+    found = []
+    for file in sorted(ledger.directory.absolute().parent.glob("*/run.json")):
+        if file.parent == ledger.directory.absolute() or mine is None:
+            continue
+        try:
+            other = RiskLedger.open(file.parent)
+            described = other.read_metadata().get("quantities")
+            attacks = isinstance(described, Mapping) and any(
+                str(name).startswith("audit/") for name in described
+            )
+            if attacks and _network(other) == mine:
+                found.append(file.parent.name)
+        except (OSError, ValueError):  # what can't be read names nothing
+            continue
+    return found
+
+
+def _network(ledger: RiskLedger) -> tuple[str, ...] | None:
+    metadata = ledger.read_metadata()
+    keys = ("model", "model_name", "parameters", "input_shape")
+    known = tuple(str(metadata.get(key)) for key in keys)
+    return known if metadata.get("model_name") else None
 
 
 def incomparable(runs: Sequence[RecordedRun]) -> list[str]:

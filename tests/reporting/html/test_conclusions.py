@@ -56,7 +56,7 @@ def test_what_is_unknown_is_counted() -> None:
 
 def test_trust_counts_conclusive_attacks_alone() -> None:
     predicted = probe(1, 20.0, 20.0, 20.0)
-    assert answers(*predicted)["Does"].startswith("Nothing has tested it")
+    assert answers(*predicted)["Does"].startswith("Nothing in this record has")
     failed = attacked("near", [40.0] * 3, [False] * 3)
     assert answers(*predicted, *failed)["Does"].startswith(
         "None of 3 worst case attacks"

@@ -10,7 +10,7 @@ import pytest
 from browser import PHONE, SCREEN, browsing, check, opened
 
 from leakwatch.reporting import RiskLedger, Row, write_comparison, write_report
-from leakwatch.reporting.statistics.runs import incomparable, read_runs
+from leakwatch.reporting.statistics.runs import audits_beside, incomparable, read_runs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -83,3 +83,25 @@ def test_the_page_in_a_browser(
     with opened(browser, page, width=width, dark=dark) as (shown, problems):
         check(shown, problems)
         assert shown.locator(".plot").count() == 3
+
+
+def test_attacks_of_the_same_network_beside_a_record_are_named(tmp_path: Path) -> None:
+    network = {"model": "Net", "model_name": "LeNet", "parameters": 9}
+    attacks = {"quantities": {"audit/near/psnr": {}}}
+    for folder, metadata in {
+        "watched": {},
+        "audit": attacks,
+        "other-network": attacks | {"parameters": 8},
+        "other-monitor": {"quantities": {"i2f_psnr": {}}},
+        "damaged": {"quantities": 3},
+    }.items():
+        ledger = RiskLedger(run(tmp_path / folder, 20.0))
+        ledger.write_metadata(network | metadata)
+    watched = RiskLedger.open(tmp_path / "watched")
+    assert audits_beside(watched) == ["audit"]
+    page = write_report(watched.directory).read_text("utf-8")
+    assert (
+        "Nothing in this record has tested it: it holds no attack. Attacks on the same "
+        "network are recorded in audit." in page
+    )
+    assert audits_beside(RiskLedger.open(run(tmp_path / "unknown", 20.0))) == []
