@@ -58,13 +58,19 @@ def least(text: str, bound: bool) -> str:
 
 
 def sign_of_bound(text: str, bound: bool, sign: int = 1) -> str:
-    """The same in a table; a low number is what is exposed where ``sign`` is −1.
+    """The same in a table.
+
+    Args:
+        text: The number.
+        bound: Whether it is one.
+        sign: +1 if a higher number is more exposed, −1 if less, 0 if not known.
 
     Example:
         >>> sign_of_bound("21.3", True), sign_of_bound("0.2", True, -1)
         ('≥ 21.3', '≤ 0.2')
     """
-    return f"{'≤' if sign < 0 else '≥'} {text}" if bound else text
+    relation = {1: "≥", -1: "≤"}.get(sign, "≈")
+    return f"{relation} {text}" if bound else text
 
 
 def psnr_level(psnr: float) -> str:

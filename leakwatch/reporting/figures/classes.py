@@ -121,7 +121,7 @@ def _class_traces(
             "y": [position for _, position, *_ in points],
             "mode": "markers",
             "marker": {
-                "size": 7,
+                "size": 10 if column.bounds.any() else 7,
                 "symbol": style.markers(
                     (bound for *_, bound in points), quantity.sign, across=True
                 ),

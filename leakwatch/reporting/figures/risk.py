@@ -156,7 +156,7 @@ def _risk_traces(
                 "mode": "lines+markers",
                 "line": {"width": 1.3, "color": colour},
                 "marker": {
-                    "size": 5 if len(x) > 1 else 8,
+                    "size": 8 if len(x) == 1 or any(v.bound for v in values) else 5,
                     "symbol": style.markers((v.bound for v in values), quantity.sign),
                 },
                 "name": style.sample_name(sample, label, class_names),
@@ -175,7 +175,7 @@ def _risk_traces(
             "mode": "lines+markers",
             "line": {"width": 3, "color": style.BLUE},
             "marker": {
-                "size": 7,
+                "size": 10 if any(s.bounds for s in summaries) else 7,
                 "symbol": style.markers(
                     (summary.bounds > 0 for summary in summaries), quantity.sign
                 ),

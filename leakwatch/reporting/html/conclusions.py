@@ -92,7 +92,7 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
             f"{psnr_words(summary.worst, own)}."
         )
     if summary.bounds:
-        yield f"Another may be worse off: {NO_RANKS}."
+        yield f"Another may be worse off, since {NO_RANKS}."
     means = [row for row in summarize_classes(column) if not math.isnan(row.mean)]
     if len(means) > 1 and not any(row.bounds for row in means):
         high = max(means, key=lambda row: row.mean)

@@ -97,7 +97,8 @@ def is_bound(status: str) -> bool:
         >>> is_bound("ok"), is_bound("estimated: within 3 %")
         (False, False)
     """
-    return status_word(status) == "estimated" and "at least" in status_reason(status)
+    said = "exposure is at least" in status_reason(status)
+    return said and status_word(status) == "estimated"
 
 
 def encode_rows(rows: Iterable[Row], run: str) -> bytes:

@@ -43,7 +43,18 @@ def test_the_console_says_it_of_median_and_worst() -> None:
 
 
 def test_the_report_says_it_everywhere(tmp_path: Path) -> None:
-    page = write_report(run(tmp_path, LIMITED, OPEN, "ok", CLOSE)).read_text("utf-8")
+    run(tmp_path, LIMITED, OPEN, "ok", CLOSE)
+    ledger = RiskLedger.open(tmp_path)
+    steep = "estimated: at least this, and probably within 12 %"
+    ledger.append(
+        [
+            Row(1, 9, 0, 0, "i2f_bayes", 0.2, LIMITED),
+            Row(1, 9, 0, 0, "lavp_l2_max", 7.0, steep),
+        ]
+    )
+    low = {"direction": "higher = less exposed"}
+    ledger.write_metadata({"quantities": {"i2f_bayes": low, "lavp_l2_max": low}})
+    page = write_report(tmp_path).read_text("utf-8")
     lead, rest = page.split('<p class="lead">')[1].split("</p>", 1)
     assert lead.count("at least") == 2
     assert "at least 21.0 dB: clearly recognisable" in lead
@@ -52,6 +63,8 @@ def test_the_report_says_it_everywhere(tmp_path: Path) -> None:
     assert ">≥ 18.0</td>" in rest
     assert ">20.0</td>" in rest
     assert ">≈ 21.0</td>" in rest
+    assert ">≤ 0.200</td>" in rest  # a low error is what is exposed
+    assert ">≈ 7.00</td>" in rest  # at least that, but no bound of the exposure
     assert "2 of 4 dots are bounds" in rest
     assert (
         "2 of 4 predictions are lower bounds: exposure is at least that, and may be up "

@@ -143,7 +143,10 @@ def test_all_that_can_be_used_is_reached_by_tab(
     browser: Browser, make_run: Make
 ) -> None:
     with opened(browser, audited(make_run, (0, 5))) as (page, _):
-        usable = "a[href], select, input, summary, th button, .scroll[tabindex], #pause"
+        usable = (
+            "a[href], select, input, summary, th button, .scroll[tabindex], .clamp, "
+            "#pause"
+        )
         expected = page.eval_on_selector_all(
             usable, "all => all.filter(e => e.checkVisibility()).length"
         )
@@ -264,3 +267,20 @@ def test_the_check_notices_damage(
         pytest.raises(AssertionError),
     ):
         check(page, problems)
+
+
+def test_long_statuses_take_three_lines_until_they_are_asked_for(
+    browser: Browser, tmp_path: Path
+) -> None:
+    ledger = RiskLedger(tmp_path)
+    why = "estimated: within 3 %, " + "from components of the prior, " * 20
+    ledger.append([Row(0, 0, i, 0, "i2f_psnr", 20.0, why) for i in range(2)])
+    write_report(tmp_path)
+    with opened(browser, tmp_path / "report.html") as (page, _):
+        rows = "() => [...document.querySelectorAll('.clamp')].map(e => e.offsetHeight)"
+        before = page.evaluate(rows)
+        assert max(before) <= 75
+        page.locator(".clamp").first.click()
+        after = page.evaluate(rows)
+        assert after[0] > 2 * before[0]
+        assert after[1] == before[1]
