@@ -30,6 +30,8 @@ _SHORTENINGS = 12
 _PENALTY = 0.02
 _RELAXED = 1.6
 _STEPS, _EVERY = 500, 10
+# Of its length: what a minimum by steps may be apart from that by active sets.
+_SAME = 0.02
 
 
 class BoxMinima(NamedTuple):
@@ -67,7 +69,8 @@ def minima_in_box(
             looks as if they had converged: active sets finish all minima.
 
     Returns:
-        Points of the box. One look at the device for every ten steps.
+        Points of the box. One look at the device for every ten steps, and some for the
+        first minimum, which active sets check.
 
     Example:
         >>> import torch
@@ -111,7 +114,25 @@ def minima_in_box(
     if flat:
         converged = torch.zeros_like(converged)
     found = BoxMinima(point * unit, converged)
-    return found if bool(converged.all()) else _finished(m, b, low, high, found)
+    if bool(converged.all()):
+        found = _tried(m, b, low, high, found)
+    return found if bool(found.converged.all()) else _finished(m, b, low, high, found)
+
+
+def _tried(
+    m: Tensor, b: Tensor, low: Tensor, high: Tensor, found: BoxMinima
+) -> BoxMinima:
+    """The first minimum of each M by active sets; where it is another, none counts.
+
+    Steps along flat directions are so short that they look as if they had converged.
+    """
+    others = torch.ones_like(found.converged)
+    others[..., 0] = False
+    tried = _finished(m, b, low, high, BoxMinima(found.delta, others))
+    exact, first = tried.delta[..., 0, :], found.delta[..., 0, :]
+    apart = (exact - first).norm(dim=-1)
+    same = tried.converged[..., 0] & (apart <= _SAME * exact.norm(dim=-1))
+    return BoxMinima(found.delta, found.converged & same[..., None])
 
 
 def _finished(
