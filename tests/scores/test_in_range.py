@@ -193,6 +193,21 @@ def test_the_noise_that_is_asked_for_holds_the_target() -> None:
         assert 20.0 - 0.2 <= float(at["i2f_range_psnr"]) <= 20.0 + 0.1
 
 
+def test_a_gradient_of_few_numbers_shows_no_more_under_less_noise() -> None:
+    """Two numbers for all pixels: what they don't tell stays open at any noise."""
+    x, y = samples()
+    ask = {"parameters": "3.bias", "prior_std": R, "dtype": torch.float64}
+    at = {
+        s: leakwatch.score(network(), x, y, "i2f_range_psnr", noise_std=s, **ask)
+        for s in (1e-10, 1e-9, 3e-9, 1e-8, 1e-7)
+    }
+    for s, found in at.items():
+        words = [status.word for status in found.status["i2f_range_psnr"]]
+        assert s < 1e-9 or words == ["ok"] * len(x)
+        # Below 1e-9 rounding hides what the range tells.
+        assert bool((found["i2f_range_psnr"] < 25).all()), s
+
+
 def test_that_noise_is_of_the_mean_also_when_one_is_given() -> None:
     x, y = samples(2)
     name = "noise_std_for_range_psnr"
