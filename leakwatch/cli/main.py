@@ -177,6 +177,11 @@ def _run(command: str, arguments: list[str]) -> int:
         sys.path.append(os.getcwd())
     try:
         _COMMANDS[command].run(with_paths(arguments))
+        sys.stdout.flush()
+        return 0
+    except BrokenPipeError:
+        # Whoever read the output has seen enough: `leakwatch show RUN | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

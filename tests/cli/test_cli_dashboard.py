@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from typing import Any
 
@@ -74,3 +75,19 @@ def test_it_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
     assert main(ASKED) == 1
     assert "pip install wandb-workspaces" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_ends_no_command_in_a_traceback() -> None:
+    command = [sys.executable, "-m", "leakwatch", "dashboard", "--entity", "me"]
+    with subprocess.Popen(
+        [*command, "--project", "p", "--dry-run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        said = run.stderr.read()
+    assert said == ""
+    assert run.returncode == 0
