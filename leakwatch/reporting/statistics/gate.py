@@ -122,8 +122,8 @@ class Limits:
             said += self._unknown(column, predicted, unknown)
         yield " and ".join(said) + (f"; {self.share:.0%} may be" if self.share else "")
 
-    @staticmethod
     def _unknown(
+        self,
         column: Column,
         predicted: npt.NDArray[np.float64],
         unknown: npt.NDArray[np.bool_],
@@ -135,8 +135,9 @@ class Limits:
         bounds = int((unknown & ~nothing).sum())
         if bounds:
             yield (
-                f"{_are(bounds, len(unknown))} at or below the limit by a lower bound "
-                f"only, and may be above it (precision='exact' tells)"
+                f"{bounds} of {count(len(unknown), 'sample')} may be above "
+                f"{self.max_psnr:g} dB: only a lower bound is known "
+                f"(precision='exact' has the number)"
             )
 
     def _classes(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:

@@ -134,5 +134,5 @@ def test_a_bound_below_the_limit_does_not_hold_it(status: str, broken: bool) -> 
     row = Row(1, 9, 7, 0, "i2f_range_psnr", 20.0, status)
     found = Limits(max_psnr=25).broken([row])
     assert bool(found) == broken
-    assert not broken or "by a lower bound only, and may be above it" in found[0]
+    assert not broken or "may be above 25 dB: only a lower bound is known" in found[0]
     assert Limits(max_psnr=25, unknown_passes=True).broken([row]) == []
