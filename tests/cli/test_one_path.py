@@ -68,7 +68,7 @@ COMMON: dict[str, Any] = {
     "name": "watched",
 }
 MONITOR = {**COMMON, "scores": ["bayes", "lavp"], "at_start": False,
-           "parameters": "*3*", "layers": True, "precision": "exact",
+           "parameters": "*3*", "layers": True, "precision": "dashboard",
            "budget": 0.9}  # fmt: skip
 AUDIT = {
     **COMMON,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +81,16 @@ def audits_beside(ledger: RiskLedger) -> list[str]:
         if file.parent == ledger.directory.absolute() or mine is None:
             continue
         try:
-            other = RiskLedger.open(file.parent)
-            described = other.read_metadata().get("quantities")
+            with warnings.catch_warnings():
+                # What is wrong with another record is no word on this one.
+                warnings.simplefilter("ignore")
+                other = RiskLedger.open(file.parent)
+                described = other.read_metadata().get("quantities")
+                same = _network(other) == mine
             attacks = isinstance(described, Mapping) and any(
                 str(name).startswith("audit/") for name in described
             )
-            if attacks and _network(other) == mine:
+            if attacks and same:
                 found.append(file.parent.name)
         except (OSError, ValueError):  # what can't be read names nothing
             continue

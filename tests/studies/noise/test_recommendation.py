@@ -52,7 +52,8 @@ def test_a_share_of_the_probes(share: float, held: int) -> None:
         network(), x, y, target_psnr=TARGET, share=share, check=0
     )
     psnr = predicted(found.noise_std)
-    assert sum(v <= TARGET + 1e-9 for v in psnr) == held
+    # No more noise than that takes: another probe may be held by chance.
+    assert TARGET - 0.2 < sorted(psnr)[held - 1] <= TARGET
     assert sum(v <= TARGET for v in predicted(0.95 * found.noise_std)) == held - 1
 
 
