@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long test-oldest lint unit docs bench bench-gpu clean
+.PHONY: demo test test-long test-oldest lint unit docs bench bench-gpu reproduce-small clean
 
 # One thread: a second gains little at this size and loses much on a busy machine.
 demo: $(VENV)/.ready
@@ -45,6 +45,12 @@ bench: $(VENV)/.ready
 bench-gpu: $(VENV)/.ready
 	$(BIN)/python benchmarks/gpu.py
 
+# Every table and figure at small scale, hours on two cores; goes on where it was killed.
+# DATA is the folder with MNIST/raw, cifar-10-batches-py and so on.
+DATA ?= data
+reproduce-small: $(VENV)/.ready
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/leakwatch reproduce all --jobs 2 --data-dir $(DATA) --output build/reproduction
+
 # One environment for both, made again only when the dependencies change.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("leakwatch needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; run: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
@@ -54,4 +60,4 @@ $(VENV)/.ready: pyproject.toml
 
 clean:
 	rm -rf $(VENV) .venv-oldest build dist *.egg-info runs leakwatch-attack \
-		leakwatch-audit leakwatch-compare-inits leakwatch-run* leakwatch-trade-off
+		leakwatch-audit leakwatch-compare-inits leakwatch-reproduction leakwatch-run* leakwatch-trade-off

@@ -138,8 +138,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "trainer/default.yaml": (["toy"], TWO),
 }
 
-#: Configs of other commands than ``fit``; their tests are in test_cli_*.py.
-OTHERS = {"compare_inits.yaml", "trade_off.yaml"}
+#: Configs of other commands than ``fit``; their tests are in cli/ and reproduction/.
+OTHERS = {"compare_inits.yaml", "trade_off.yaml"} | {
+    str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("experiments/*.yaml")
+}
 
 pytestmark = pytest.mark.filterwarnings(
     # What Lightning says about tiny runs: few batches, few workers.

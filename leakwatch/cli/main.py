@@ -74,6 +74,12 @@ _COMMANDS: Final = {
         "nothing to compare; pass a config, such as "
         "`leakwatch trade-off --config leakwatch:trade_off`.",
     ),
+    "reproduce": _Command(
+        "reproduce",
+        "reproduce",
+        "repeat tables and figures of the papers",
+        "nothing to repeat; `leakwatch reproduce list` says what there is.",
+    ),
     "report": _Command("report", "report", "rebuild report.html from a recorded run"),
     "show": _Command("show", "show", "print what a recorded run came to"),
     "compare": _Command("show", "compare", "print or draw recorded runs side by side"),
@@ -104,6 +110,7 @@ examples:
   leakwatch attack --from RUN --ckpt last.ckpt
   leakwatch compare-inits --config leakwatch:compare_inits
   leakwatch trade-off --config leakwatch:trade_off
+  leakwatch reproduce lavp-table-1 --data mnist_sample
   leakwatch report runs/quickstart/version_0
   leakwatch compare runs/one runs/other --html runs.html
   leakwatch export runs/quickstart/version_0 values.csv

@@ -1,0 +1,8 @@
+"""The kinds of experiment: one file each, and one line here."""
+
+from __future__ import annotations
+
+from leakwatch.reproduction.kinds.base import register
+from leakwatch.reproduction.kinds.correlation import Correlations
+
+register("correlation", Correlations)
