@@ -14,7 +14,7 @@ from typing import Final, final
 
 from leakwatch.reporting.ledger.storage import write_atomically
 from leakwatch.reproduction.experiment import Experiment, names, read
-from leakwatch.reproduction.result import Entry, Result
+from leakwatch.reproduction.result import Entry, Result, plain
 from leakwatch.reproduction.run import page
 
 __all__ = ["RESULTS", "write_pages", "written"]
@@ -144,4 +144,5 @@ def _words(entry: Entry) -> str:
     said = f"{entry.row}, {entry.column}: {entry.text(signed=False).rstrip('*')}"
     if entry.low is None or entry.high is None:
         return said
-    return f"{said} [{entry.low:.{entry.decimals}f}, {entry.high:.{entry.decimals}f}]"
+    low, high = (plain(end, entry.decimals) for end in (entry.low, entry.high))
+    return f"{said} [{low}, {high}]"

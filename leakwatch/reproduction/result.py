@@ -54,7 +54,7 @@ class Entry:
         high: the same.
         n: how many values it was computed from.
         status: what it is worth, as everywhere.
-        decimals: that are printed.
+        decimals: that are printed; None: four digits, wherever they stand.
     """
 
     row: str
@@ -65,14 +65,30 @@ class Entry:
     high: float | None = None
     n: int = 0
     status: str = "ok"
-    decimals: int = 2
+    decimals: int | None = 2
 
     def text(self, signed: bool) -> str:
         """As a table shows it; an asterisk where the interval excludes 0."""
         if self.value is None:
             return "–"
-        shown = f"{self.value:{'+' if signed else ''}.{self.decimals}f}"
+        shown = plain(self.value, self.decimals, signed)
         return shown + "*" * (signed and clear(self))
+
+
+def plain(value: float, decimals: int | None, signed: bool = False) -> str:
+    """A number as tables show it.
+
+    Args:
+        value: the number.
+        decimals: as of :class:`Entry`.
+        signed: whether a plus is shown.
+
+    Example:
+        >>> plain(0.123, 2, signed=True), plain(4.7e5, None)
+        ('+0.12', '4.7e+05')
+    """
+    form = ".4g" if decimals is None else f".{decimals}f"
+    return f"{value:{'+' * signed}{form}}"
 
 
 def clear(entry: Entry) -> bool:
@@ -153,7 +169,7 @@ class Published:
         parts = content["parts"]
         values = {
             row: {
-                column: dict(zip(parts, numbers, strict=True))
+                column: dict(zip(parts, numbers, strict=False))
                 for column, numbers in columns.items()
             }
             for row, columns in content["values"].items()

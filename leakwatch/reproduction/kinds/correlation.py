@@ -15,7 +15,11 @@ import leakwatch
 from leakwatch.checks import check_choice, check_integer
 from leakwatch.names import unknown
 from leakwatch.quality.metrics import check_metrics
-from leakwatch.reporting.statistics.correlation import Correlation
+from leakwatch.reporting.statistics.correlation import (
+    Correlation,
+    resampled_spearman,
+    spearman,
+)
 from leakwatch.reporting.statistics.correlation_table import (
     AverageCorrelation,
     CorrelationTable,
@@ -37,7 +41,7 @@ from leakwatch.reproduction.kinds.base import (
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Entry, Panel, Summary
 
-__all__ = ["Correlations", "Row"]
+__all__ = ["Correlations", "Row", "score_values"]
 
 #: What is known of an image without any Jacobian.
 BASELINES: Final = ("image_std", "image_tv")
@@ -81,6 +85,8 @@ class Correlations(Kind):
         max_memory: MiB for the Jacobian of one image.
         solver: of the scores.
         each_network: whether each network has rows of its own.
+        against: a column; rows of differences say by how much the others foresee the
+            first metric better than it does, with paired bootstraps. Empty: none.
         panels: ``[row, column]`` of each part of a figure; empty: a table.
 
     Raises:
@@ -100,6 +106,7 @@ class Correlations(Kind):
     max_memory: float = 8192
     solver: str = "auto"
     each_network: bool = False
+    against: str = ""
     panels: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -113,6 +120,8 @@ class Correlations(Kind):
         for score in self.columns.values():
             if score not in known:
                 raise ValueError(unknown("score of a column", score, known))
+        if self.against:
+            check_choice("against", self.against, self._columns())
 
     @property
     def data_names(self) -> tuple[str, ...]:
@@ -147,7 +156,7 @@ class Correlations(Kind):
             jobs: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
                 "scores": (
                     "scores",
-                    _scores,
+                    score_values,
                     (self.scores, self.noise_std, self.solver, self.max_memory),
                 )
             }
@@ -190,6 +199,8 @@ class Correlations(Kind):
         table = correlation_table(measurements)
         panels = _panels(self.panels, measurements, self.metrics[0])
         entries = self._entries(table)
+        if self.against:
+            entries += _differences(measurements, self.against, self.metrics[0])
         if self.panels:
             shown = set(self.panels)
             entries = [
@@ -241,14 +252,24 @@ def _label(row: Row) -> str:
     return f"{SOURCES[row.data].label}+{row.attack}"
 
 
-def _scores(
+def score_values(
     net: nn.Module,
     samples: Samples,
     scores: tuple[str, ...],
-    noise_std: float,
-    solver: Any,
-    max_memory: float,
+    noise_std: float = 1e-3,
+    solver: Any = "auto",
+    max_memory: float = 8192,
 ) -> Values:
+    """Scores of samples, NaN where they aren't usable, and the baselines.
+
+    Args:
+        net: the network.
+        samples: the images.
+        scores: names.
+        noise_std: that they assume.
+        solver: of the spectrum.
+        max_memory: MiB for the Jacobian of one image.
+    """
     found = leakwatch.score(
         net,
         samples.x,
@@ -284,6 +305,7 @@ def _attack(
 ) -> Values:
     found = settings.run(net, samples)
     columns = measured(found.images, samples, metrics)
+    columns |= {"loss": found.loss.tolist()}
     return Values(columns, {"attack": [s.word for s in found.status]})
 
 
@@ -319,6 +341,38 @@ def _entry(
         found.n,
         str(found.status),
     )
+
+
+def _differences(
+    measurements: Sequence[Measurement], against: str, metric: str
+) -> list[Entry]:
+    """By how much |ρ|, averaged over networks, exceeds that of one column."""
+    entries = []
+    for row in dict.fromkeys(m.setting for m in measurements):
+        mine = [m for m in measurements if m.setting == row]
+        columns = list(mine[0].scores)
+        rho, drawn = {}, {}
+        for column in columns:
+            pairs = [(m.scores[column], m.metrics[metric]) for m in mine]
+            rho[column] = float(np.mean([spearman(*p, bootstrap=0).rho for p in pairs]))
+            # Drawn alike for all columns and networks: differences are paired.
+            resampled = [resampled_spearman(*p, resamples=1000) for p in pairs]
+            drawn[column] = np.sign(rho[column]) * np.mean(resampled, 0)
+        for column in columns:
+            if column == against:
+                continue
+            value = abs(rho[column]) - abs(rho[against])
+            gap = drawn[column] - drawn[against]
+            gap = gap[np.isfinite(gap)]
+            place = f"{row}: |ρ| − |ρ of {against}|", column, metric
+            n = sum(len(np.asarray(m.metrics[metric])) for m in mine)
+            if not math.isfinite(value) or not len(gap):
+                entries.append(Entry(*place, None, n=n, status="undefined"))
+                continue
+            low, high = np.quantile(gap, [0.025, 0.975])
+            ends = _end(float(low)), _end(float(high))
+            entries.append(Entry(*place, round(value, 4), *ends, n))
+    return entries
 
 
 def _end(value: float) -> float | None:
