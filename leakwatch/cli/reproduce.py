@@ -32,10 +32,12 @@ def reproduce(argv: list[str]) -> None:
         print(_listed(asked))
         return
     if asked.names == [_PAGES]:
-        from leakwatch.reproduction.pages import write_pages
+        from leakwatch.reproduction.pages import collect, write_pages
 
+        if found := collect(asked.output, asked.docs):
+            print(f"results of {', '.join(found)} from {asked.output}")
         for path in write_pages(asked.docs):
-            print(path)
+            print(f"wrote {path}")
         return
     known = names()
     wanted = known if asked.names == [_ALL] else asked.names

@@ -15,9 +15,9 @@ from typing import Final, final
 from leakwatch.reporting.ledger.storage import write_atomically
 from leakwatch.reproduction.experiment import Experiment, names, read
 from leakwatch.reproduction.result import Entry, Result, plain
-from leakwatch.reproduction.run import page
+from leakwatch.reproduction.run import page, place_of
 
-__all__ = ["RESULTS", "write_pages", "written"]
+__all__ = ["RESULTS", "collect", "write_pages", "written"]
 
 RESULTS: Final = "results"
 
@@ -26,6 +26,29 @@ _SECTION: Final = re.compile(
 )
 _VERDICT: Final = re.compile(r"\*\*Verdict: (.+?)\.?\*\*", re.DOTALL)
 _SUMMARY: Final = "summary"
+
+
+def collect(output: Path, docs: Path) -> list[str]:
+    """Copy results at small scale, on the papers' data, to where pages find them.
+
+    Args:
+        output: folder of results, as ``leakwatch reproduce`` fills it.
+        docs: folder of the pages.
+
+    Returns:
+        The experiments that were found.
+    """
+    found = []
+    for name in names():
+        place = place_of(name, "small", None, output)
+        for file, ending in (("result.json", "json"), ("figure.png", "png")):
+            source = place / file
+            if source.is_file():
+                target = docs / RESULTS / f"{name}.{ending}"
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(source.read_bytes())
+                found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def write_pages(docs: Path) -> list[Path]:
