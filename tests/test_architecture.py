@@ -202,6 +202,15 @@ PUBLIC = {
         "quadrature",
         "trace",
     ],
+    "leakwatch.reproduction": [
+        "Estimate",
+        "Experiment",
+        "Result",
+        "estimate",
+        "names",
+        "read",
+        "reproduce",
+    ],
     "leakwatch.studies": [
         "Applied",
         "Attacked",

@@ -81,7 +81,8 @@ class Correlations(Kind):
         images: test images for each network.
         seeds: of each network.
         per_cell: images in a cell.
-        noise_std: what the scores assume.
+        noise_std: what the scores assume where the attacked gradient has no noise; else
+            they assume that.
         max_memory: MiB for the Jacobian of one image.
         solver: of the scores.
         each_network: whether each network has rows of its own.
@@ -153,17 +154,15 @@ class Correlations(Kind):
         for need in self.needed():
             net = lab.net(need)
             samples = lab.data[need.data].samples(self.images)
-            jobs: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
-                "scores": (
-                    "scores",
-                    score_values,
-                    (self.scores, self.noise_std, self.solver, self.max_memory),
-                )
-            }
+            jobs: dict[str, tuple[str, Any, tuple[Any, ...]]] = {}
             for row in self.rows:
-                if row.data == need.data:
-                    settings = self.attacks[row.attack]
-                    jobs[row.attack] = "attack", _attack, (settings, self.metrics)
+                if row.data != need.data:
+                    continue
+                noise = self._assumed(row)
+                settings = (self.scores, noise, self.solver, self.max_memory)
+                jobs[_scored(noise)] = "scores", score_values, settings
+                attacked = (self.attacks[row.attack], self.metrics)
+                jobs[row.attack] = "attack", _attack, attacked
             for what, (part, call, arguments) in jobs.items():
                 for first, last in chunks(self.images, self.per_cell):
                     place = {
@@ -186,7 +185,7 @@ class Correlations(Kind):
                 n: o for (d, n, w), o in whole.items() if (d, w) == (data, row.attack)
             }
             for network, attacked in mine.items():
-                scores = whole[data, network, "scores"].columns
+                scores = whole[data, network, _scored(self._assumed(row))].columns
                 measurements.append(
                     Measurement(
                         label,
@@ -230,6 +229,9 @@ class Correlations(Kind):
         """As the rows say."""
         return {_label(row): row.beside for row in self.rows if row.beside}
 
+    def _assumed(self, row: Row) -> float:
+        return self.attacks[row.attack].noise_std or self.noise_std
+
     def _columns(self) -> Mapping[str, str]:
         return self.columns or {s: s for s in (*self.scores, *BASELINES)}
 
@@ -246,6 +248,10 @@ class Correlations(Kind):
                 if row == setting:
                     entries.append(_entry(f"{row}, {network}", score, metric, one))
         return entries
+
+
+def _scored(noise_std: float) -> str:
+    return f"scores for noise {noise_std:g}"
 
 
 def _label(row: Row) -> str:

@@ -135,9 +135,9 @@ class FinalLosses(Kind):
                 entries.append(Entry(*place, _number(value), n=1, decimals=None))
         for attack, row in self.pairs:
             for network in networks:
-                score = whole[network, "scores"].columns[self.scores[row]]
+                values = whole[network, "scores"].columns[self.scores[row]]
                 loss = whole[network, attack].columns["loss mean"]
-                found = spearman(score, loss)
+                found = spearman(values, loss)
                 entries.append(
                     Entry(
                         f"ρ of final loss ({attack}) with {row}",
