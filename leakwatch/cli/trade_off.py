@@ -29,6 +29,7 @@ from leakwatch.defenses import Budget, Reduction
 from leakwatch.defenses.budget import Unit
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
+from leakwatch.scores.api import PriorName
 from leakwatch.studies import TradeOff, trade_off
 from leakwatch.studies.paper_attacks import engine
 from leakwatch.studies.trade_offs.grid import (
@@ -66,6 +67,8 @@ class Trade:
         restarts: Tries for each message.
         directions: How many eigen-smallest hides.
         box: R of eigen-waterfill, pixels; None: that of the data's prior.
+        prior: What attackers know of images: data, natural or white; None: the
+            statistics of the data where they were measured, else white.
         reduction: How the training loss combines samples.
         delta: δ at which the ε of differential privacy is stated; None: none is.
         wandb: off, offline or online.
@@ -91,6 +94,7 @@ class Trade:
     restarts: int = 1
     directions: int = 50
     box: float | None = None
+    prior: PriorName | None = None
     reduction: Reduction = "mean"
     delta: float | None = None
     wandb: WandbMode = "offline"
@@ -218,14 +222,23 @@ def _measure(cli: TradeCLI, subject: Subject, options: argparse.Namespace) -> Tr
         mean=probes.mean,
         std=probes.std,
         data_range=probes.data_range,
-        prior_std=probes.prior_std,
-        prior_mean=torch.as_tensor(probes.prior_mean),
+        **_assumed(asked.prior, probes),
         index=probes.index,
         class_names=probes.class_names,
         progress=print,
         n_jobs=options.jobs,
         keep_cells=options.cells,
     )
+
+
+def _assumed(prior: PriorName | None, probes: ProbeSet) -> dict[str, Any]:
+    """What attackers know of images: the statistics of the data, if not said."""
+    if prior == "natural":
+        return {"prior": prior}
+    if prior == "white" or (prior is None and probes.prior is None):
+        mean = torch.as_tensor(probes.prior_mean)
+        return {"prior_std": probes.prior_std, "prior_mean": mean}
+    return {"prior": probes.prior or prior}
 
 
 def _partners(subject: Subject, probes: ProbeSet) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,14 @@ from leakwatch.scores.registry import Score, resolve
 from leakwatch.scores.result import ScoreResult, columns
 from leakwatch.scores.settings import UNIFORM_STD, Settings
 
-__all__ = ["DEFAULT_MAX_MEMORY", "PriorName", "Scoring", "check_prior", "score"]
+__all__ = [
+    "DEFAULT_MAX_MEMORY",
+    "PriorName",
+    "Scoring",
+    "as_prior",
+    "check_prior",
+    "score",
+]
 
 #: What an attacker may know of images: mean and spread of the pixels, the statistics of
 #: the data set, those of photographs.
@@ -371,7 +378,7 @@ def score(
         noise_std=noise_std,
         epsilon=epsilon,
         prior_std=prior_std,
-        prior=_as_prior(prior, x, prior_mean, data_range),
+        prior=as_prior(prior, x, prior_mean, data_range),
         data_range=data_range,
         target_psnr=target_psnr,
         influence_steps=influence_steps,
@@ -477,13 +484,23 @@ def check_prior(prior: object, prior_std: float | None = None) -> None:
         )
 
 
-def _as_prior(
+def as_prior(
     prior: PriorName | GaussianPrior | Tensor | None,
     x: Tensor,
     prior_mean: Tensor | None,
     data_range: float,
 ) -> PriorName | GaussianPrior | None:
-    """A prior, where it was given as a matrix."""
+    """What was given as a prior, with a matrix as the covariance around a mean.
+
+    Args:
+        prior: what was given.
+        x: samples, of which the shape counts.
+        prior_mean: μ, given beside it.
+        data_range: of the pixels.
+
+    Raises:
+        ValueError: for a mean beside a prior that has its own.
+    """
     if not isinstance(prior, Tensor):
         if prior not in (None, "white") and prior_mean is not None:
             raise ValueError(

@@ -23,7 +23,7 @@ from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import scored
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
-from leakwatch.status import Status
+from leakwatch.status import OK, Status
 
 # Of a PSNR, twice its standard error: an error off by a tenth.
 _SURE_DB = 1.0
@@ -97,6 +97,35 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     if settings.prior is None and number <= without.number:
         return without
     return _judged(number, decibels.tolist(), errors, without.status)
+
+
+def psnr_in_range(inside: PixelRange, settings: Settings) -> Value:
+    """:func:`i2f_range_psnr` under noise that need not be isotropic, with a prior.
+
+    Args:
+        inside: H, image and noise.
+        settings: the prior, and the noise that the attacker takes for granted.
+
+    Returns:
+        The PSNR; infinite where nothing is missed, NaN where H is not finite.
+
+    Raises:
+        ValueError: without ``noise_std``.
+    """
+    s = settings.noise_std
+    if s is None:
+        raise ValueError("psnr_in_range needs settings with a noise_std.")
+    if inside.leaves(settings.data_range):
+        return Value(math.nan, _leaving(settings))
+    errors = inside.errors(settings, s)
+    peak = len(inside.image) * settings.data_range**2
+    if not _straight(errors, peak):
+        errors = errors.bent(inside.bend(settings, s).decibels)
+    decibels = 10 * (peak / errors.squared).log10()
+    number = float(decibels.mean())
+    if not number < math.inf:  # all pixels lie at the ends and are found, or NaN
+        return Value(number)
+    return _judged(number, decibels.tolist(), errors, OK)
 
 
 @_scored(
@@ -434,8 +463,7 @@ def _errors(
         return errors
     if spectrum.pulled is not None or inside.elsewhere is None:
         return errors
-    peak = spectrum.d_x * settings.data_range**2
-    if float(errors.squared.mean()) <= peak * 10 ** (-_STRAIGHT_DB / 10):
+    if _straight(errors, spectrum.d_x * settings.data_range**2):
         return errors
     key = f"bent at {s!r}"
     if key not in spectrum.memo:
@@ -444,6 +472,11 @@ def _errors(
         spectrum.memo[key] = errors.bent(bend.decibels)
     bent: InRange = spectrum.memo[key]
     return bent
+
+
+def _straight(errors: InRange, peak: float) -> bool:
+    """Whether the image moves so little that the network is linear on the way."""
+    return float(errors.squared.mean()) <= peak * 10 ** (-_STRAIGHT_DB / 10)
 
 
 def _inside(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status:
@@ -469,12 +502,16 @@ def _in_its_range(
     if not isinstance(inside, PixelRange):
         return inside
     if inside.leaves(settings.data_range):
-        return Status(
-            "undefined",
-            f"the sample leaves [0, {settings.data_range:g}], so its range is not "
-            f"known; give mean and std of the normalisation, or data_range",
-        )
+        return _leaving(settings)
     return inside
+
+
+def _leaving(settings: Settings) -> Status:
+    return Status(
+        "undefined",
+        f"the sample leaves [0, {settings.data_range:g}], so its range is not known; "
+        f"give mean and std of the normalisation, or data_range",
+    )
 
 
 def _exact_or_not(errors: InRange, status: Status) -> Status:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,10 @@ from leakwatch.attacks.base import BaseAttack
 from leakwatch.attacks.start import StartKind
 from leakwatch.attacks.verdict import uninformed
 from leakwatch.checks import check_classes
-from leakwatch.defenses import Defense, Observation, Samples, predicted_errors
+from leakwatch.defenses import Defense, Observation, Samples
 from leakwatch.defenses.mixing import estimate
 from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import check_index
 from leakwatch.quality import quality
 from leakwatch.status import OK, Status, describe_error
@@ -40,12 +41,9 @@ from leakwatch.studies.trade_offs.outcomes import (
     conclusive,
     lpips_net,
 )
+from leakwatch.studies.trade_offs.predictions import independent_pixels, with_prior
 
-__all__ = ["CEILING", "ProbeAttack", "predictions"]
-
-
-#: PSNR from which on float64 can't tell a prediction from an exact recovery, dB.
-CEILING: Final = -20 * math.log10(torch.finfo(torch.float64).eps)
+__all__ = ["ProbeAttack"]
 
 
 @final
@@ -73,6 +71,8 @@ class ProbeAttack:
         prior_std: R, pixel units.
         prior_mean: μ, pixel units; ``None``: mid-grey.
         criterion: one loss per sample.
+        prior: what attackers and predictions know of images, in the place of μ and R;
+            ``None``: these.
         queries: how often each sample's gradient is asked for, at the same weights.
     """
 
@@ -90,6 +90,7 @@ class ProbeAttack:
     prior_std: float
     prior_mean: Tensor | None
     criterion: Criterion | None
+    prior: GaussianPrior | None = None
     queries: int = 1
 
     @property
@@ -146,12 +147,7 @@ class ProbeAttack:
         device = next(net.parameters()).device
         samples = Samples(gradients, self.x.double().to(device), self.y.to(device))
         answers = share(defense, samples, seed, self.queries)
-        predicted = predictions(
-            answers,
-            samples,
-            prior_std=self.prior_std / self.scale,
-            peak=self.data_range / self.scale,
-        )
+        predicted = self._predictions(answers, samples, seed)
         norms = answers.mean.clean.double().norm(dim=1).tolist()
         deltas = answers.delta_norm.tolist()
         return tuple(
@@ -163,6 +159,28 @@ class ProbeAttack:
                 dict(self._outcomes(answers, samples, defense, row, seed, predicted)),
             )
             for row in range(len(samples))
+        )
+
+    def _predictions(
+        self, answers: Answers, samples: Samples, seed: int
+    ) -> dict[Attacker, list[float]]:
+        if self.prior is None or answers.mixed:
+            return independent_pixels(
+                answers,
+                samples,
+                prior_std=self.prior_std / self.scale,
+                peak=self.data_range / self.scale,
+            )
+        pixels = self._pixels()
+        one = torch.ones_like(samples.x[0])
+        return with_prior(
+            answers,
+            samples,
+            pixels=pixels.to_pixels(samples.x).flatten(1),
+            input_scale=(one / pixels.input_std(one)).flatten(),
+            prior=self.prior,
+            data_range=self.data_range,
+            seed=seed,
         )
 
     def _outcomes(
@@ -295,6 +313,8 @@ class ProbeAttack:
         """The mean image, network input."""
         own: Tensor | None = getattr(self.engine, "prior_mean", None)
         mean = self.prior_mean if own is None else own
+        if own is None and self.prior is not None:
+            mean = self.prior.mean
         if mean is None:
             mean = torch.full(x.shape[1:], self.data_range / 2)
         return self._pixels().to_input(mean.to(x))
@@ -307,7 +327,10 @@ class ProbeAttack:
         engine = self.engine
         if isinstance(engine, BaseAttack):
             engine = engine.fit_to(
-                shape, prior_std=self.prior_std, prior_mean=self.prior_mean
+                shape,
+                prior_std=self.prior_std,
+                prior_mean=self.prior_mean,
+                prior=self.prior,
             )
         if observation.distance == "l2":
             return engine
@@ -336,44 +359,3 @@ class ProbeAttack:
         return float(result["psnr"][0]), float(
             result[name][0]
         ) if perceptual else math.nan
-
-
-def predictions(
-    answers: Answers, samples: Samples, *, prior_std: float, peak: float
-) -> dict[Attacker, list[float]]:
-    """PSNR by attacker and message, dB; nothing where there is no prediction.
-
-    Who attacks mixtures without knowing the partners is left with what
-    :meth:`leakwatch.defenses.Mixing.estimation_error` says beside the error of who
-    knows them; for all other defenses nothing is predicted for ``estimating``.
-
-    Args:
-        answers: the messages; their mean is what is predicted of.
-        samples: whose they are.
-        prior_std: R, network-input units.
-        peak: the largest difference of pixels, network-input units.
-    """
-    try:
-        predicted = predicted_errors(answers.mean, samples, prior_std=prior_std)
-    except ValueError:
-        return {}
-    d_x = samples.x[0].numel()
-    errors: dict[Attacker, torch.Tensor] = {
-        "naive": predicted.naive / d_x,
-        "adaptive": predicted.adaptive / d_x,
-    }
-    mixing = answers.mean.knowledge.mixing
-    if mixing is not None:
-        left = mixing.estimation_error(prior_std, answers.queries)
-        errors["estimating"] = errors["adaptive"] + left.to(predicted.adaptive)
-    return {
-        who: [_decibels(error / peak**2) for error in errors[who].tolist()]
-        for who in errors
-    }
-
-
-def _decibels(mse: float) -> float:
-    """PSNR of a mean squared error relative to the squared peak."""
-    if math.isnan(mse):
-        return math.nan
-    return CEILING if mse <= 0 else min(CEILING, -10 * math.log10(mse))

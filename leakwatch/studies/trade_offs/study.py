@@ -19,6 +19,8 @@ from leakwatch.defenses.budget import Unit
 from leakwatch.derivatives import Criterion
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.normalization import Channels, check_channels
+from leakwatch.priors import GaussianPrior
+from leakwatch.scores.api import PriorName, Scoring, as_prior
 from leakwatch.status import OK, Status, describe_error
 from leakwatch.studies.cells import CellStore, Work, run_cells
 from leakwatch.studies.initializations.study import chosen_seeds
@@ -86,6 +88,7 @@ def trade_off(
     data_range: float = 1.0,
     prior_std: float | None = None,
     prior_mean: Float[Tensor, "*sample"] | None = None,
+    prior: PriorName | GaussianPrior | None = None,
     criterion: Criterion | None = None,
     index: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
@@ -145,6 +148,11 @@ def trade_off(
         prior_std: R of attackers and predictions, pixel units. Default: that of pixels
             uniform on their range.
         prior_mean: mean image, pixel units. Default: mid-grey.
+        prior: instead of both, the statistics of images like yours
+            (:func:`leakwatch.priors.measured_prior`) or of photographs
+            (``"natural"``). Predictions are then the headline of every report, that of
+            attackers who also know the range of pixels; of mixtures, and without a
+            prior, they are of independent pixels.
         criterion: one loss per sample, see :class:`leakwatch.GradientMap`.
         index: data-set indices of the samples. Default: 0, 1, 2, …
         class_names: for the report.
@@ -177,7 +185,14 @@ def trade_off(
     grid = named_budgets(budgets, unit)
     top = check_number("data_range", data_range, example=1.0)
     means, stds = check_channels(mean, std, x.shape)
-    spread = top / math.sqrt(12) if prior_std is None else prior_std
+    assumed = Scoring(
+        (),
+        prior_std=prior_std,
+        prior=as_prior(prior, x, prior_mean, top),
+        data_range=top,
+    ).settings(tuple(x.shape[1:]))
+    known = assumed.prior
+    spread = assumed.prior_std if known is None else known.std
     attacking = ProbeAttack(
         x=x,
         y=y,
@@ -190,9 +205,10 @@ def trade_off(
         mean=means,
         std=stds,
         data_range=top,
-        prior_std=check_number("prior_std", spread, example=0.25),
+        prior_std=spread,
         prior_mean=prior_mean,
         criterion=criterion,
+        prior=known,
         queries=check_integer("queries", queries),
     )
     attacking.check(module)
@@ -255,6 +271,7 @@ def trade_off(
             "directions": directions,
             "box": spread if box is None else box,
             "prior_std": spread,
+            "prior": assumed.knows,
             "unit": unit_of_grid,
         },
         class_names=None if class_names is None else tuple(class_names),

@@ -16,9 +16,9 @@ from leakwatch.defenses import Defense, MixUp, Samples
 from leakwatch.derivatives import GradientMap
 from leakwatch.status import OK
 from leakwatch.studies import Applied, Outcome, TradeOff, trade_off
-from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.attackers import plain, share
 from leakwatch.studies.trade_offs.grid import named_mixtures
+from leakwatch.studies.trade_offs.predictions import CEILING
 from studies.problems import FAST, attack_of, network, samples
 
 ALL = ("naive", "estimating", "adaptive")

@@ -38,9 +38,9 @@ from leakwatch.studies import (
     TradeOffRow,
     trade_off,
 )
-from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.attackers import informed, reimagined, share
 from leakwatch.studies.trade_offs.grid import named_budgets, named_defenses
+from leakwatch.studies.trade_offs.predictions import CEILING
 from studies.problems import FAST, attack_of, network, samples
 
 GRID: dict[str, Any] = {

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from leakwatch import Status
 from leakwatch.studies import Applied, Attacked, Cell, Outcome, TradeOff
-from leakwatch.studies.trade_offs.attack import CEILING
 from leakwatch.studies.trade_offs.outcomes import ATTACKERS, Attacker
+from leakwatch.studies.trade_offs.predictions import CEILING
 from leakwatch.studies.trade_offs.report import trade_off_figure, trade_off_page
 from leakwatch.studies.trade_offs.rows import Overview
 from leakwatch.studies.trade_offs.table import columns, headings, notes
