@@ -44,8 +44,21 @@ def reproduce(argv: list[str]) -> None:
     for name in wanted:
         if name not in known and not name.endswith((".yaml", ".yml")):
             raise ValueError(unknown("experiment", name, [*known, _LIST, _ALL, _PAGES]))
+    left: list[str] = []
     for name in wanted:
-        _run(name, asked)
+        try:
+            _run(name, asked)
+        except FileNotFoundError as error:
+            # The others may have their data.
+            if len(wanted) == 1:
+                raise
+            print(f"\n{error}")
+            left.append(name)
+    if left:
+        raise FileNotFoundError(
+            f"{len(left)} of {len(wanted)} experiments were not run, their data is "
+            f"missing as said above: {', '.join(left)}."
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="processes that compute cells (default: 1)",
     )
+    parser.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
     parser.add_argument(
         "--cells",
         type=int,
@@ -114,7 +128,12 @@ def _run(name: str, asked: argparse.Namespace) -> None:
     from leakwatch.reproduction.run import page
 
     experiment = read(name)
-    where = {"scale": asked.scale, "root": asked.data_dir, "data": asked.data}
+    where: dict[str, Any] = {
+        "scale": asked.scale,
+        "root": asked.data_dir,
+        "data": asked.data,
+        "device": asked.device,
+    }
     if asked.cells is not None:
         if asked.cells < 1:
             raise ValueError(f"--cells must be at least 1, got {asked.cells}.")

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 
 from torch import nn
 
-from leakwatch.reproduction.data import Pictures
+from leakwatch.reproduction.data import Pictures, Samples
 from leakwatch.reproduction.networks import Network, Trained
 from leakwatch.studies.cells import Work
 
@@ -78,13 +78,17 @@ class Cell:
     call: Callable[..., Values]
     arguments: tuple[Any, ...]
 
-    def work(self) -> Work[Outcome]:
-        """As :func:`leakwatch.studies.cells.run_cells` takes it."""
+    def work(self, device: str = "cpu") -> Work[Outcome]:
+        """As :func:`leakwatch.studies.cells.run_cells` takes it.
+
+        Args:
+            device: where networks and images are moved to, there where it runs.
+        """
         place = dict(self.place)
         return Work(
             name=", ".join(place.values()),
             call=_timed,
-            arguments=(place, self.call, self.arguments),
+            arguments=(place, self.call, self.arguments, device),
             # Not the place: tables and figures of the same measurement share cells.
             key=(self.call, self.arguments),
         )
@@ -171,9 +175,13 @@ def _plain(value: float) -> float | None:
 
 
 def _timed(
-    place: Mapping[str, str], call: Callable[..., Values], arguments: tuple[Any, ...]
+    place: Mapping[str, str],
+    call: Callable[..., Values],
+    arguments: tuple[Any, ...],
+    device: str,
 ) -> Outcome:
     started = time.process_time()
-    found = call(*arguments)
+    movable = nn.Module | Samples
+    found = call(*(a.to(device) if isinstance(a, movable) else a for a in arguments))
     seconds = time.process_time() - started
     return Outcome(place, found.columns, found.status, seconds)

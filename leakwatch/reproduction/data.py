@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, final
@@ -103,8 +103,11 @@ class Samples:
 
     def part(self, first: int, last: int) -> Samples:
         """Those from ``first`` up to, but without, ``last``."""
-        x, y = self.x[first:last], self.y[first:last]
-        return Samples(x, y, self.mean, self.std, self.prior_std, self.classes)
+        return replace(self, x=self.x[first:last], y=self.y[first:last])
+
+    def to(self, device: str) -> Samples:
+        """The same on a device."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
 @final

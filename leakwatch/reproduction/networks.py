@@ -120,19 +120,21 @@ class Trained:
         return max(self.states)
 
 
-def train(network: Network, data: ImageDataModule, seed: int) -> Trained:
+def train(
+    network: Network, data: ImageDataModule, seed: int, device: str = "cpu"
+) -> Trained:
     """Initialise and train.
 
     Args:
         network: what and how.
         data: set up; its test images, or else its validation images, give accuracies.
         seed: of weights, order and augmentation.
+        device: where.
     """
     started = time.process_time()
     kept = {*network.keep, network.epochs}
     states: dict[int, dict[str, Tensor]] = {}
     accuracy: dict[int, float] = {}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def keep(epoch: int, net: nn.Module) -> None:
         if epoch in kept:

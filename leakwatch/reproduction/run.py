@@ -52,6 +52,7 @@ def reproduce(
     root: str | Path = "data",
     data: str | None = None,
     n_jobs: int | None = None,
+    device: str = "cpu",
     say: Say = print,
 ) -> tuple[Result, Path]:
     """Run an experiment, or go on where it was killed.
@@ -64,6 +65,7 @@ def reproduce(
         root: folder of the data sets.
         data: a data set to run on instead of the paper's.
         n_jobs: processes, as of ``joblib.Parallel``.
+        device: where networks are trained, scored and attacked.
         say: told what is done, one line at a time.
 
     Returns:
@@ -77,12 +79,12 @@ def reproduce(
     pictures = _open(experiment, settings, root)
     for found in pictures.values():
         say(f"{experiment.name}: {found.words}")
-    lab = _trained(settings, pictures, output, n_jobs, say)
+    lab = _trained(settings, pictures, output, n_jobs, device, say)
     work = list(settings.cells(lab))
     store = _store(output, cells.encode, cells.decode)
-    told = _Told(experiment.name, say, [c.work().name for c in work])
+    told = _Told(experiment.name, say, len(work))
     outcomes = run_cells(
-        [c.work() for c in work], n_jobs=n_jobs, store=store, done=told.cell
+        [c.work(device) for c in work], n_jobs=n_jobs, store=store, done=told.cell
     )
     outcomes = [
         replace(o, place=dict(c.place)) for o, c in zip(outcomes, work, strict=True)
@@ -174,6 +176,7 @@ def estimate(
     most: int,
     root: str | Path = "data",
     data: str | None = None,
+    device: str = "cpu",
 ) -> Estimate:
     """Time one epoch of each network and small pieces of a few cells.
 
@@ -186,6 +189,7 @@ def estimate(
         most: cells of each part (scores, attacks) that are timed.
         root: folder of the data sets.
         data: as in :func:`reproduce`.
+        device: the same.
 
     Raises:
         FileNotFoundError: a data set is missing.
@@ -199,7 +203,9 @@ def estimate(
     for need in whole:
         short = replace(need.network, epochs=min(1, need.network.epochs), keep=())
         if (need.data, need.name) not in known:
-            known[need.data, need.name] = train(short, pictures[need.data].module, 0)
+            known[need.data, need.name] = train(
+                short, pictures[need.data].module, 0, device
+            )
             one = known[need.data, need.name].seconds
             timed.append(
                 f"an epoch of {need.name} on {need.data}: {one:.1f} s, "
@@ -213,7 +219,7 @@ def estimate(
     for part in dict.fromkeys(cell.part for cell in pieces):
         took = []
         for cell in _spread([c for c in pieces if c.part == part], most):
-            work = cell.work()
+            work = cell.work(device)
             found = work.call(*work.arguments)
             took.append(found.seconds)
             timed.append(f"{found.name}: {found.seconds:.1f} s × {factors[part]:g}")
@@ -247,6 +253,7 @@ def _trained(
     pictures: Mapping[str, Pictures],
     output: Path,
     n_jobs: int | None,
+    device: str,
     say: Say,
 ) -> Lab:
     needed = list(settings.needed())
@@ -254,12 +261,12 @@ def _trained(
         Work(
             name=f"train {need.place}",
             call=train,
-            arguments=(need.network, pictures[need.data].module, need.seed),
+            arguments=(need.network, pictures[need.data].module, need.seed, device),
             key=(train, need.network, pictures[need.data].fingerprint, need.seed),
         )
         for need in needed
     ]
-    told = _Told("networks", say, [w.name for w in work])
+    told = _Told("networks", say, len(work))
     store = _store(output, networks.encode, networks.decode)
     found = run_cells(work, n_jobs=n_jobs, store=store, done=told.network)
     trained = {need.place: t for need, t in zip(needed, found, strict=True)}
@@ -307,8 +314,8 @@ def _rows(
 class _Told:
     """Lines about finished cells, with the time that the others will take."""
 
-    def __init__(self, name: str, say: Say, names: Sequence[str]) -> None:
-        self._name, self._say, self._total = name, say, len(names)
+    def __init__(self, name: str, say: Say, total: int) -> None:
+        self._name, self._say, self._total = name, say, total
         self._done, self._computed = 0, 0
         self._began = self._last = time.perf_counter()
 

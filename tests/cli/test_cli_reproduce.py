@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from leakwatch.cli import main
-from leakwatch.reproduction import names
+from leakwatch.reproduction import Experiment, names
 
 
 def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,3 +74,23 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     assert main(["reproduce", *argv]) == status
     assert said in capsys.readouterr().err
+
+
+def test_missing_data_does_not_stop_the_others(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+
+    def reproduce(experiment: Experiment, **more: object) -> None:
+        ran.append(experiment.name)
+        raise FileNotFoundError(f"{experiment.name} lacks data")
+
+    monkeypatch.setattr("leakwatch.reproduction.reproduce", reproduce)
+    assert main(["reproduce", "all"]) == 1
+    assert ran == names()
+    said = capsys.readouterr()
+    assert "lavp-table-1 lacks data" in said.out
+    assert f"{len(ran)} of {len(ran)} experiments were not run" in said.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from leakwatch.attacks import attack
 from leakwatch.quality import quality
 from leakwatch.reporting.statistics.correlation import spearman
 from leakwatch.reproduction import Result, estimate, read, reproduce
+from leakwatch.reproduction.cells import Lab
+from leakwatch.reproduction.cells import decode as decode_outcome
+from leakwatch.reproduction.cells import encode as encode_outcome
 from leakwatch.reproduction.data import open_data
 from leakwatch.reproduction.kinds.base import AttackSettings
 from leakwatch.reproduction.networks import Network, decode, encode, train
@@ -136,3 +140,19 @@ def test_an_estimate_adds_up(tiny: Path) -> None:
     assert (found.cells, found.networks) == (6, 2)
     assert 0 < found.hours < 1
     assert any("an epoch of linear" in line for line in found.timed)
+
+
+def test_cells_can_be_sent_to_other_processes(tiny: Path) -> None:
+    settings = read(tiny).settings("small")
+    data = {"mnist_sample": open_data("mnist_sample", "nowhere")}
+    trained = {
+        need.place: train(need.network, data[need.data].module, need.seed)
+        for need in settings.needed()
+    }
+    for cell in settings.cells(Lab(data, trained)):
+        work = cell.work()
+        call, arguments = pickle.loads(pickle.dumps((work.call, work.arguments)))
+        found = call(*arguments)
+        again = decode_outcome(json.loads(json.dumps(encode_outcome(found))))
+        assert again.place == cell.place
+        assert again.columns.keys() == found.columns.keys()

@@ -299,7 +299,7 @@ def score_values(
 def _baselines(samples: Samples) -> dict[str, list[float]]:
     """Contrast and total variation, in pixel units."""
     std = torch.tensor(samples.std, dtype=torch.float64)[:, None, None]
-    x = samples.x.double() * std
+    x = samples.x.double().cpu() * std
     tv = x.diff(dim=-1).abs().flatten(1).mean(1) + x.diff(dim=-2).abs().flatten(1).mean(
         1
     )
