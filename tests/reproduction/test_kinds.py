@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,8 @@ def test_scores_that_are_no_number_leave_the_correlation_undefined() -> None:
     nothing = [float("nan")] * 8
     rising = [float(i) for i in range(8)]
     columns = {"mse": rising, "grad_norm": rising, "i2f": nothing}
-    summary = correlations(networks={"a": Network("linear")}).summarise(
-        outcomes({"a": columns})
-    )
+    kind = correlations(networks={"a": Network("linear")})
+    summary = kind.summarise(outcomes({"a": columns}))
     entries = {e.column: e for e in summary.entries}
     assert entries["norm"].value == 1
     assert entries["i2f"].value is None
@@ -162,3 +162,22 @@ def test_a_pair_of_nothing_is_named() -> None:
             scores={"norm": "grad_norm"},
             pairs=(("L2", "grad"),),
         )
+
+
+def test_bounds_count_only_where_asked_and_are_counted() -> None:
+    rising = [float(i) for i in range(8)]
+    columns = {"mse": rising, "grad_norm": rising, "i2f": rising}
+    cells = outcomes({"a": columns})
+    cells = [
+        replace(o, status={"i2f": ["ok"] + ["not converged"] * 3})
+        if o.place["what"] != "L2"
+        else o
+        for o in cells
+    ]
+    one = {"a": Network("linear")}
+    without = correlations(networks=one).summarise(cells)
+    assert {e.column: e.value for e in without.entries} == {"norm": 1, "i2f": None}
+    assert without.notes[1] == "i2f: 6 of 8 values are not converged, left out."
+    withal = correlations(networks=one, bounds=True).summarise(cells)
+    assert {e.column: e.value for e in withal.entries} == {"norm": 1, "i2f": 1}
+    assert withal.notes[1] == "i2f: 6 of 8 values are not converged, used as they are."

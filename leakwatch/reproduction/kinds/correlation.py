@@ -45,6 +45,9 @@ __all__ = ["Correlations", "Row", "score_values"]
 
 #: What is known of an image without any Jacobian.
 BASELINES: Final = ("image_std", "image_tv")
+#: Words of values that are numbers to be read.
+USABLE: Final = ("ok", "estimated")
+_SCORED: Final = "scores for noise"
 
 
 @final
@@ -81,10 +84,12 @@ class Correlations(Kind):
         images: test images for each network.
         seeds: of each network.
         per_cell: images in a cell.
-        noise_std: what the scores assume where the attacked gradient has no noise; else
+        noise_std: what the scores assume where attacked gradients have no noise; else
             they assume that.
         max_memory: MiB for the Jacobian of one image.
         solver: of the scores.
+        bounds: whether scores count that a solver stopped early at, such as bounds of
+            λ_min, as they do in the papers; a note says how many. Else they are left out.
         each_network: whether each network has rows of its own.
         against: a column; rows of differences say by how much the others foresee the
             first metric better than it does, with paired bootstraps. Empty: none.
@@ -106,6 +111,7 @@ class Correlations(Kind):
     noise_std: float = 1e-3
     max_memory: float = 8192
     solver: str = "auto"
+    bounds: bool = False
     each_network: bool = False
     against: str = ""
     panels: tuple[tuple[str, str], ...] = ()
@@ -185,16 +191,20 @@ class Correlations(Kind):
                 n: o for (d, n, w), o in whole.items() if (d, w) == (data, row.attack)
             }
             for network, attacked in mine.items():
-                scores = whole[data, network, _scored(self._assumed(row))].columns
+                scores = whole[data, network, _scored(self._assumed(row))]
                 measurements.append(
                     Measurement(
                         label,
                         network,
-                        {name: scores[s] for name, s in self._columns().items()},
+                        {
+                            name: usable(scores, s, bounds=self.bounds)
+                            for name, s in self._columns().items()
+                        },
                         {m: attacked.columns[m] for m in self.metrics},
                     )
                 )
             notes.append(_note(label, mine))
+        notes += self._doubts(whole)
         table = correlation_table(measurements)
         panels = _panels(self.panels, measurements, self.metrics[0])
         entries = self._entries(table)
@@ -229,6 +239,24 @@ class Correlations(Kind):
         """As the rows say."""
         return {_label(row): row.beside for row in self.rows if row.beside}
 
+    def _doubts(self, whole: Mapping[tuple[str, str, str], Outcome]) -> list[str]:
+        """How many values of a score are no more than bounds, or none at all."""
+        counts: dict[tuple[str, str], int] = {}
+        total = 0
+        for (_, _, what), outcome in whole.items():
+            if not what.startswith(_SCORED):
+                continue
+            total += len(next(iter(outcome.columns.values())))
+            for score, words in outcome.status.items():
+                for word in words:
+                    if word not in USABLE and score in self._columns().values():
+                        counts[score, word] = counts.get((score, word), 0) + 1
+        how = "used as they are" if self.bounds else "left out"
+        return [
+            f"{score}: {count} of {total} values are {word}, {how}."
+            for (score, word), count in counts.items()
+        ]
+
     def _assumed(self, row: Row) -> float:
         return self.attacks[row.attack].noise_std or self.noise_std
 
@@ -250,8 +278,33 @@ class Correlations(Kind):
         return entries
 
 
+def usable(scored: Outcome, name: str, *, bounds: bool = False) -> list[float]:
+    """A score of all images, NaN where it is no number to be read.
+
+    Args:
+        scored: a cell of :func:`score_values`.
+        name: of the score.
+        bounds: whether those of solvers that stopped early count.
+    """
+    values, words = scored.columns[name], scored.status.get(name, ())
+    if bounds:
+        if name == "lavp_fusion":
+            # Without a status of its own where one of its parts is a bound.
+            parts = zip(
+                scored.columns["lavp_l2_max"],
+                scored.columns["lavp_cos_min"],
+                strict=True,
+            )
+            return [math.sqrt(a * b) if a * b >= 0 else math.nan for a, b in parts]
+        return list(values)
+    if not words:
+        return list(values)
+    pairs = zip(values, words, strict=True)
+    return [v if word in USABLE else math.nan for v, word in pairs]
+
+
 def _scored(noise_std: float) -> str:
-    return f"scores for noise {noise_std:g}"
+    return f"{_SCORED} {noise_std:g}"
 
 
 def _label(row: Row) -> str:
@@ -266,7 +319,7 @@ def score_values(
     solver: Any = "auto",
     max_memory: float = 8192,
 ) -> Values:
-    """Scores of samples, NaN where they aren't usable, and the baselines.
+    """Scores of samples as they are, their statuses, and the baselines.
 
     Args:
         net: the network.
@@ -288,10 +341,7 @@ def score_values(
         solver=solver,
         max_memory=max_memory,
     )
-    columns = {
-        name: found[name].double().masked_fill(~found.usable(name), math.nan).tolist()
-        for name in scores
-    }
+    columns = {name: found[name].double().tolist() for name in scores}
     status = {name: [s.word for s in found.status[name]] for name in scores}
     return Values(columns | _baselines(samples), status)
 

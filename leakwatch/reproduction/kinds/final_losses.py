@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, final
+from typing import ClassVar, Final, Self, final
 
 import torch
 from torch import nn
@@ -24,11 +24,14 @@ from leakwatch.reproduction.kinds.base import (
     matched,
     needs,
 )
-from leakwatch.reproduction.kinds.correlation import score_values
+from leakwatch.reproduction.kinds.correlation import score_values, usable
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Summary
 
 __all__ = ["FinalLosses"]
+
+# That scores assume: none of those of the paper depends on it.
+_NOISE: Final = 1e-3
 
 
 @final
@@ -46,6 +49,8 @@ class FinalLosses(Kind):
         images: test images for each network.
         seeds: networks; the shown images are at the first.
         per_cell: images in a cell.
+        solver: of the scores.
+        bounds: whether scores count that a solver stopped early at, as in the papers.
 
     Raises:
         ValueError: for names that nothing has.
@@ -62,6 +67,8 @@ class FinalLosses(Kind):
     images: int = 100
     seeds: int = 3
     per_cell: int = 50
+    solver: str = "auto"
+    bounds: bool = False
 
     def __post_init__(self) -> None:
         check_integer("shown", self.shown)
@@ -102,7 +109,8 @@ class FinalLosses(Kind):
             for first, last in chunks(self.images, self.per_cell):
                 part = samples.part(first, last)
                 images = {"images": f"images {first}-{last - 1}"}
-                scores = (net, part, tuple(self.scores.values()))
+                names = tuple(self.scores.values())
+                scores = (net, part, names, _NOISE, self.solver)
                 where = {**place, "what": "scores", **images}
                 found.append(Cell(where, "scores", score_values, scores))
                 for name, settings in self.attacks.items():
@@ -130,12 +138,16 @@ class FinalLosses(Kind):
             notes.append(f"{name}: {matched(mine)} images were matched by a try.")
         for row, score in self.scores.items():
             for i in range(self.shown):
-                value = whole[networks[0], "scores"].columns[score][i]
+                value = usable(whole[networks[0], "scores"], score, bounds=self.bounds)[
+                    i
+                ]
                 place = row, f"Image {i + 1}", "mean"
                 entries.append(Entry(*place, _number(value), n=1, decimals=None))
         for attack, row in self.pairs:
             for network in networks:
-                values = whole[network, "scores"].columns[self.scores[row]]
+                values = usable(
+                    whole[network, "scores"], self.scores[row], bounds=self.bounds
+                )
                 loss = whole[network, attack].columns["loss mean"]
                 found = spearman(values, loss)
                 entries.append(
