@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+import leakwatch
 from leakwatch.reporting.statistics.correlation import spearman
 from leakwatch.reproduction import read, reproduce
 from leakwatch.reproduction.cells import Outcome
@@ -181,3 +182,48 @@ def test_bounds_count_only_where_asked_and_are_counted() -> None:
     withal = correlations(networks=one, bounds=True).summarise(cells)
     assert {e.column: e.value for e in withal.entries} == {"norm": 1, "i2f": 1}
     assert withal.notes[1] == "i2f: 6 of 8 values are not converged, used as they are."
+
+
+def test_exposure_is_the_median_after_each_epoch(tmp_path: Path) -> None:
+    small = {
+        "data": "mnist_sample",
+        "networks": {
+            "linear": {"model": "linear", "epochs": 2, "keep": [0], "images": 64}
+        },
+        "scores": ["grad_norm"],
+        "noise_std": 0.01,
+        "attacks": {"L2": {"preset": "lavp-l2", "steps": 2, "restarts": 1}},
+        "images": 5,
+        "seeds": 2,
+    }
+    content = {
+        "paper": "leakwatch",
+        "item": "Question 3",
+        "title": "t",
+        "claim": "c",
+        "kind": "exposure",
+        "scales": {"small": small},
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    result, where = reproduce(
+        read(path), scale="small", output=tmp_path / "out", say=lambda line: None
+    )
+    assert (where / "figure.png").is_file()
+    entries = {(e.row, e.column): e for e in result.entries}
+    assert entries.keys() == {
+        (f"linear, epoch {epoch}", column)
+        for epoch in (0, 2)
+        for column in ("grad_norm", "L2: psnr")
+    }
+    data = open_data("mnist_sample", "nowhere")
+    samples = data.samples(5)
+    network = Network("linear", epochs=2, keep=(0,), images=64)
+    norms = []
+    for seed in range(2):
+        net = network.build(data.module, train(network, data.module, seed).states[2])
+        found = leakwatch.score(net, samples.x, samples.y, "grad_norm")
+        norms += found["grad_norm"].tolist()
+    entry = entries["linear, epoch 2", "grad_norm"]
+    assert entry.value == pytest.approx(np.median(norms), rel=1e-4)
+    assert entry.n == 10

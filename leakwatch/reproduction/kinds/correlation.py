@@ -41,7 +41,7 @@ from leakwatch.reproduction.kinds.base import (
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Entry, Panel, Summary
 
-__all__ = ["Correlations", "Row", "score_values"]
+__all__ = ["Correlations", "Row", "attacked", "score_values", "usable"]
 
 #: What is known of an image without any Jacobian.
 BASELINES: Final = ("image_std", "image_tv")
@@ -89,7 +89,7 @@ class Correlations(Kind):
         max_memory: MiB for the Jacobian of one image.
         solver: of the scores.
         bounds: whether scores count that a solver stopped early at, such as bounds of
-            λ_min, as they do in the papers; a note says how many. Else they are left out.
+            λ_min, as they do in the papers; a note says how many. Else they don't.
         each_network: whether each network has rows of its own.
         against: a column; rows of differences say by how much the others foresee the
             first metric better than it does, with paired bootstraps. Empty: none.
@@ -167,8 +167,8 @@ class Correlations(Kind):
                 noise = self._assumed(row)
                 settings = (self.scores, noise, self.solver, self.max_memory)
                 jobs[_scored(noise)] = "scores", score_values, settings
-                attacked = (self.attacks[row.attack], self.metrics)
-                jobs[row.attack] = "attack", _attack, attacked
+                attack = (self.attacks[row.attack], self.metrics)
+                jobs[row.attack] = "attack", attacked, attack
             for what, (part, call, arguments) in jobs.items():
                 for first, last in chunks(self.images, self.per_cell):
                     place = {
@@ -190,7 +190,7 @@ class Correlations(Kind):
             mine = {
                 n: o for (d, n, w), o in whole.items() if (d, w) == (data, row.attack)
             }
-            for network, attacked in mine.items():
+            for network, rebuilt in mine.items():
                 scores = whole[data, network, _scored(self._assumed(row))]
                 measurements.append(
                     Measurement(
@@ -200,7 +200,7 @@ class Correlations(Kind):
                             name: usable(scores, s, bounds=self.bounds)
                             for name, s in self._columns().items()
                         },
-                        {m: attacked.columns[m] for m in self.metrics},
+                        {m: rebuilt.columns[m] for m in self.metrics},
                     )
                 )
             notes.append(_note(label, mine))
@@ -356,9 +356,17 @@ def _baselines(samples: Samples) -> dict[str, list[float]]:
     return {"image_std": x.flatten(1).std(1).tolist(), "image_tv": tv.tolist()}
 
 
-def _attack(
+def attacked(
     net: nn.Module, samples: Samples, settings: AttackSettings, metrics: tuple[str, ...]
 ) -> Values:
+    """Quality and matching loss of every image's reconstruction.
+
+    Args:
+        net: the network.
+        samples: the images.
+        settings: of the attack.
+        metrics: of quality.
+    """
     found = settings.run(net, samples)
     columns = measured(found.images, samples, metrics)
     columns |= {"loss": found.loss.tolist()}
