@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from leakwatch.models import build_model
 from leakwatch.reproduction import names, read
 from leakwatch.reproduction.experiment import SCALES
 from leakwatch.reproduction.result import Published
@@ -30,6 +32,42 @@ def test_settings_are_read_at_both_scales(name: str, scale: str) -> None:
     small, factors = settings.piece()
     assert type(small) is type(settings)
     assert all(factor > 0 for factor in factors.values())
+
+
+#: Channels, side and classes of the data sets.
+SHAPES = {
+    "mnist": (1, 28, 10),
+    "fashion_mnist": (1, 28, 10),
+    "cifar10": (3, 32, 10),
+    "cifar100": (3, 32, 100),
+    "imagenette": (3, 32, 10),
+    "imagewoof": (3, 32, 10),
+    "imagenet": (3, 224, 1000),
+    "femnist": (1, 28, 62),
+}
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("scale", SCALES)
+def test_networks_fit_their_data(name: str, scale: str) -> None:
+    built = set()
+    for need in read(name).settings(scale).needed():
+        if (need.data, need.name) in built:
+            continue
+        built.add((need.data, need.name))
+        channels, side, classes = SHAPES[need.data]
+        with torch.device("meta"):
+            net = build_model(
+                need.network.model,
+                in_channels=channels,
+                num_classes=classes,
+                image_size=side,
+                model_args=need.network.model_args,
+            )
+            assert net.eval()(torch.empty(2, channels, side, side)).shape == (
+                2,
+                classes,
+            )
 
 
 @pytest.mark.parametrize("name", names())
