@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -42,7 +43,9 @@ _CLOSE_DB, _CLOSE_ROUNDS, _BELOW_DB, _FOUND_DB = 0.02, 2, 0.16, 0.004
 _ANEW_DB = 0.03
 # Of log s, where predictions jump.
 _LOG_NOISE = 1e-4
-_STRAIGHT, _LAST_BEND = "straight at ", "last bend"
+_STRAIGHT, _SEARCH = "straight", "search"
+# Times the noise, at most, by which minima at another noise are stretched.
+_STRETCH = 2.0
 _NO_NOISE = Value.without("not computed", "needs noise_std, also when a delta is given")
 _AT_LEAST = Status(
     "estimated",
@@ -120,7 +123,7 @@ def psnr_in_range(inside: PixelRange, settings: Settings) -> Value:
     errors = inside.errors(settings, s)
     peak = len(inside.image) * settings.data_range**2
     if not _straight(errors, peak):
-        errors = errors.bent(inside.bend(settings, s).decibels)
+        errors = errors.bent(inside.bend(settings, s, errors))
     decibels = 10 * (peak / errors.squared).log10()
     number = float(decibels.mean())
     if not number < math.inf:  # all pixels lie at the ends and are found, or NaN
@@ -220,7 +223,11 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         return least
     # The mean over the noise, with and without what is gained where the network bends.
     both = replace(spectrum, pulled=None, path=None, memo=_shared(spectrum))
-    straight = replace(both, pixel_range=replace(inside, elsewhere=None))
+    straight = replace(
+        both,
+        pixel_range=replace(inside, elsewhere=None),
+        memo=_shared(spectrum) | {_SEARCH: True},
+    )
     line = _Line(straight, settings, inside.least_noise(settings), least.number)
     # Minima are found to a few digits: the same noise, asked anew, must be held too.
     target = settings.target_psnr - _ANEW_DB
@@ -253,16 +260,10 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
 
 
 def _shared(spectrum: SampleSpectrum) -> dict[str, object]:
-    """What has been found out and holds for the mean over the noise.
-
-    Nothing of where the network bends: it would depend on what was asked for before.
-    """
-    linear = spectrum.pulled is None
-    return {
-        key: value
-        for key, value in spectrum.memo.items()
-        if key == "channel" or (linear and key.startswith(_STRAIGHT))
-    }
+    """What has been found out and holds for the mean over the noise."""
+    shared = {k: v for k, v in spectrum.memo.items() if k == "channel"}
+    known = spectrum.memo.get(_STRAIGHT, {}) if spectrum.pulled is None else {}
+    return shared | {_STRAIGHT: dict(known)}
 
 
 def _next_aim(seen: list[tuple[float, float]], target: float) -> float:
@@ -451,14 +452,18 @@ def _errors(
         return _NO_NOISE
     if not without.status.usable:
         return without
-    key = f"{_STRAIGHT}{s!r}"
-    if key not in spectrum.memo:
-        found = inside.errors(settings, s, spectrum.pulled)
-        spectrum.memo[key] = found
+    known: dict[float, InRange | Value] = spectrum.memo.setdefault(_STRAIGHT, {})
+    if s not in known:
+        near, checked = None, False
+        # Only in a search: elsewhere numbers must not depend on what was asked before.
+        if _SEARCH in spectrum.memo:
+            near, checked = _nearest(known, s)
+        found = inside.errors(settings, s, spectrum.pulled, near, checked=checked)
+        known[s] = found
         drawn = found if spectrum.pulled is None else None
         if s < inside.least_noise(settings) and not inside.steady(settings, s, drawn):
-            spectrum.memo[key] = Value(without.number, _AT_LEAST)
-    errors: InRange | Value = spectrum.memo[key]
+            known[s] = Value(without.number, _AT_LEAST)
+    errors = known[s]
     if isinstance(errors, Value):
         return errors
     if spectrum.pulled is not None or inside.elsewhere is None:
@@ -467,9 +472,7 @@ def _errors(
         return errors
     key = f"bent at {s!r}"
     if key not in spectrum.memo:
-        bend = inside.bend(settings, s, spectrum.memo.get(_LAST_BEND))
-        spectrum.memo[_LAST_BEND] = bend
-        spectrum.memo[key] = errors.bent(bend.decibels)
+        spectrum.memo[key] = errors.bent(inside.bend(settings, s, errors))
     bent: InRange = spectrum.memo[key]
     return bent
 
@@ -477,6 +480,19 @@ def _errors(
 def _straight(errors: InRange, peak: float) -> bool:
     """Whether the image moves so little that the network is linear on the way."""
     return float(errors.squared.mean()) <= peak * 10 ** (-_STRAIGHT_DB / 10)
+
+
+def _nearest(
+    known: Mapping[float, InRange | Value], noise_std: float
+) -> tuple[Tensor | None, bool]:
+    """Minima at the nearest noise, stretched, and whether less noise was settled."""
+    found = {s: one for s, one in known.items() if isinstance(one, InRange)}
+    if not found:
+        return None, False
+    nearest = min(found, key=lambda s: abs(math.log(noise_std / s)))
+    stretch = min(max(noise_std / nearest, 1 / _STRETCH), _STRETCH)
+    checked = any(s <= noise_std and one.exact for s, one in found.items())
+    return stretch * found[nearest].delta, checked
 
 
 def _inside(spectrum: SampleSpectrum, settings: Settings) -> PixelRange | Status:

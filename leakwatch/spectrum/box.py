@@ -30,6 +30,8 @@ _SHORTENINGS = 12
 _PENALTY = 0.02
 _RELAXED = 1.6
 _STEPS, _EVERY = 500, 10
+# Tolerances from here on are far above the rounding of steps in float32.
+_ROUGH = 1e-3
 # Of its length: what a minimum by steps may be apart from that by active sets.
 _SAME = 0.02
 
@@ -55,6 +57,8 @@ def minima_in_box(
     tolerance: float = 2e-3,
     steps: int = _STEPS,
     flat: bool = False,
+    near: Float[Tensor, "*batch k n"] | None = None,
+    checked: bool = False,
 ) -> BoxMinima:
     """The minimisers of ½ ΔᵀMΔ + bᵀΔ over low ≤ Δ ≤ high, for many b at once.
 
@@ -67,6 +71,10 @@ def minima_in_box(
         steps: at most.
         flat: M has directions so flat that the steps hardly move along them, which
             looks as if they had converged: active sets finish all minima.
+        near: points of the box where the search begins, which a single one, and all of
+            a flat M, go on from by active sets; default: 0.
+        checked: M is known to have no such directions, so that the first minimum need
+            not be checked.
 
     Returns:
         Points of the box. One look at the device for every ten steps, and some for the
@@ -82,6 +90,11 @@ def minima_in_box(
         (tensor([[1., 0.],
                 [0., 0.]]), tensor([True, True]))
     """
+    if near is not None and (flat or b.shape[-2] == 1):
+        none = torch.zeros_like(b[..., 0], dtype=torch.bool)
+        found = _finished(m, b, low, high, BoxMinima(near, none))
+        if bool(found.converged.all()):
+            return found
     unit = m.diagonal(dim1=-2, dim2=-1).rsqrt()
     scaled = m * unit[..., None] * unit[..., None, :]
     scaled.diagonal(dim1=-2, dim2=-1).add_(_PENALTY)
@@ -89,21 +102,27 @@ def minima_in_box(
     # What is no minimum has no number, and no look at the device is needed for it.
     lower = torch.where((info == 0)[..., None, None], lower, math.nan)
     inverse = torch.cholesky_inverse(lower)
-    unit = unit[..., None, :]
-    constant = (b * unit) @ inverse
-    bottom, top = low[..., None, :] / unit, high[..., None, :] / unit
-    inverse *= _PENALTY
-    point = force = torch.zeros_like(b)
+    unit, low, high = (t[..., None, :] for t in (unit, low, high))
+    # Rounding adds up to far less than a tolerance that is not small.
+    kind = torch.float32 if tolerance >= _ROUGH else b.dtype
+    point = force = torch.zeros_like(b, dtype=kind)
+    if near is not None:
+        slope = (near @ m + b) * unit
+        held = (near <= low) & (slope > 0) | (near >= high) & (slope < 0)
+        point = (near / unit).to(kind)
+        force = torch.where(held, -slope / _PENALTY, 0.0).to(kind)
+    constant, inverse = ((b * unit) @ inverse).to(kind), (inverse * _PENALTY).to(kind)
+    bottom, top, size = (t.to(kind) for t in (low / unit, high / unit, unit))
     before, converged = point, torch.zeros_like(b[..., 0], dtype=torch.bool)
-    last = torch.zeros_like(b[..., 0])
+    last = torch.zeros_like(point[..., 0])
     for step in range(1, steps + 1):
         free = (point - force) @ inverse - constant
         want = force.add(free, alpha=_RELAXED).add_(point, alpha=1 - _RELAXED)
         point = torch.minimum(torch.maximum(want, bottom), top)
         force = want - point
         if step % _EVERY == 0:
-            delta = point * unit
-            changed = (delta - before * unit).norm(dim=-1)
+            delta = point * size
+            changed = (delta - before * size).norm(dim=-1)
             # A geometric series of changes: what is left is a multiple of the last.
             rate = (changed / last).clamp_max(0.99)
             left = changed * rate / (1 - rate)
@@ -113,8 +132,10 @@ def minima_in_box(
             before, last = point, changed
     if flat:
         converged = torch.zeros_like(converged)
-    found = BoxMinima(point * unit, converged)
-    if bool(converged.all()):
+    inside = torch.where(point >= top, high, point.to(b.dtype) * unit)
+    found = BoxMinima(torch.where(point <= bottom, low, inside), converged)
+    low, high = low[..., 0, :], high[..., 0, :]
+    if not checked and bool(converged.all()):
         found = _tried(m, b, low, high, found)
     return found if bool(found.converged.all()) else _finished(m, b, low, high, found)
 

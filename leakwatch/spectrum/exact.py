@@ -15,6 +15,7 @@ from leakwatch.spectrum.operators import (
     as_operator,
     check_matrices,
     check_symmetry,
+    exactly_symmetric,
     finite_samples,
     norm,
     product,
@@ -82,10 +83,13 @@ def exact(
     matrices, matvecs, input_eps = _dense(a)
     n = matrices.shape[1]
     finite = finite_samples(matrices)
-    if isinstance(a, Tensor):
-        check_symmetry(matrices)
-    h = torch.where(finite[:, None, None], matrices, 0.0).to(torch.float64)
-    h = 0.5 * h + 0.5 * h.mT
+    if exactly_symmetric(matrices) and bool(finite.all()):
+        h = matrices.to(torch.float64)
+    else:
+        if isinstance(a, Tensor):
+            check_symmetry(matrices)
+        h = torch.where(finite[:, None, None], matrices, 0.0).to(torch.float64)
+        h = 0.5 * h + 0.5 * h.mT
     lost = torch.where(finite, 0.0, math.nan).to(torch.float64)[:, None]
     vectors = None
     if eigenvectors:

@@ -287,9 +287,20 @@ def check_symmetry(matrices: Tensor) -> None:
             )
 
 
+def exactly_symmetric(matrices: Float[Tensor, "batch n n"]) -> bool:
+    """Return whether all are equal to their transposes, as far as that is seen at once.
+
+    On a GPU a look at numbers costs more than symmetrising: there the answer is no.
+    """
+    return matrices.device.type == "cpu" and all(
+        torch.equal(matrix, matrix.mT) for matrix in matrices
+    )
+
+
 def finite_samples(matrices: Float[Tensor, "batch n n"]) -> Bool[Tensor, " batch"]:
     """Return which matrices have neither NaN nor infinity."""
-    return torch.stack([torch.isfinite(matrix).all() for matrix in matrices])
+    ends = [torch.stack(torch.aminmax(matrix)) for matrix in matrices]
+    return torch.stack(ends).isfinite().all(1)
 
 
 def product(

@@ -96,6 +96,23 @@ class TestMinimaInBox:
         ratio = rough.square().sum(1) / fine.square().sum(1)
         assert float((10 * ratio.log10()).abs().max()) < 0.04
 
+    @pytest.mark.parametrize(("k", "flat"), [(6, False), (1, False), (6, True)])
+    def test_do_not_depend_on_where_the_search_begins(self, k: int, flat: bool) -> None:
+        m, generator = spd(150, 7), torch.Generator().manual_seed(8)
+        low = -torch.rand(150, generator=generator, dtype=torch.float64)
+        b = torch.randn(k, 150, generator=generator, dtype=torch.float64)
+        fine = minima_in_box(m, b, low, low + 1, tolerance=1e-9, steps=9000).delta
+        other = minima_in_box(m, 2 * b.flip(1), low, low + 1).delta
+        assert float((other - fine).norm()) > 0.5 * float(fine.norm())
+        found = minima_in_box(
+            m, b, low, low + 1, near=other, flat=flat, checked=not flat
+        )
+        assert bool(found.converged.all())
+        ratio = found.delta.square().sum(1) / fine.square().sum(1)
+        assert float((10 * ratio.log10()).abs().max()) < 0.04
+        if k == 1 or flat:  # by active sets: exact
+            torch.testing.assert_close(found.delta, fine, rtol=1e-6, atol=1e-7)
+
     def test_agree_with_bounded_least_squares(self) -> None:
         generator = torch.Generator().manual_seed(5)
         a = torch.randn(40, 30, generator=generator, dtype=torch.float64)

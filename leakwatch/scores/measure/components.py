@@ -129,9 +129,9 @@ class Components:
 
     def error(self, noise_std: float) -> float:
         """Mean squared error in the components of who knows all others."""
-        gain, columns = self.channels
+        gain, _ = self.channels
         left = noise_std**2 / (noise_std**2 + gain)
-        return float((self._weight(columns).diagonal() * left).sum())
+        return float((self.weight.diagonal() * left).sum())
 
     def least(self, noise_std: float) -> float:
         """A mean squared error of the whole image that no attacker falls below.
@@ -228,8 +228,11 @@ class Components:
         values, columns = torch.linalg.eigh(self.gram)
         return values.clamp_min(0), columns
 
-    def _weight(self, columns: Tensor) -> Tensor:
-        return columns.T @ self.norms @ columns
+    @cached_property
+    def weight(self) -> Float[Tensor, "k k"]:
+        """L_kᵀL_k along these eigenvectors."""
+        _, columns = self.channels
+        return columns.T @ (self.norms.diagonal()[:, None] * columns)
 
     def _levels(self, noise_std: float) -> list[float]:
         """What the filter takes for the noise in each direction of the gradient."""
@@ -244,7 +247,7 @@ class Components:
         if noise_std in self.memo:
             return self.memo[noise_std]
         gain, columns = self.channels
-        weight = self._weight(columns)
+        weight = self.weight
         hides = self.hides @ columns
         errors = []
         for tau in self._levels(noise_std):

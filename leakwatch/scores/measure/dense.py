@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
@@ -171,7 +172,8 @@ def from_matrices(
 def _summary(one: Formed) -> Float[Tensor, " 2"]:
     """Trace of H̃, and whether all is finite."""
     parts = [one.h] if one.along is None else [one.h, one.along]
-    finite = torch.stack([torch.isfinite(part).all() for part in parts]).all()
+    ends = torch.cat([torch.stack(torch.aminmax(part)) for part in parts])
+    finite = ends.isfinite().all()
     return torch.stack([one.h.diagonal().sum(), finite.to(one.h.dtype)])
 
 
@@ -181,33 +183,87 @@ def _with_cosine(
     """The same with the ends of the cosine Hessian, where they are wanted."""
     out = list(plain)
     whole: list[int] = []
-    top: list[int] = []
+    ends: list[int] = []
+    lost: set[int] = set()
     for i, (one, spectrum) in enumerate(zip(formed, plain, strict=True)):
         if spectrum.failure is not None or one.along is None:
             continue
         if one.norm == 0:
             out[i] = replace(spectrum, cos_max=NO_DIRECTION, cos_min=NO_DIRECTION)
-        else:
-            # It lies below H, and rounding does as much to it: where λ_min of H can't
-            # be told from zero, its own can't be.
-            lost = spectrum.lambda_min.status.word == "unresolved"
-            (top if lost and d_theta > len(one.h) else whole).append(i)
-    if top:
-        found = lanczos(_downdated(formed, top), tol=_TOL)
-        done = (found.converged[:, 0] & (found.lambda_max > 0)).tolist()
-        numbers = found.lambda_max.tolist()
-        whole += [i for i, sure in zip(top, done, strict=True) if not sure]
-        for i, number, sure in zip(top, numbers, done, strict=True):
-            if sure:
-                values = torch.tensor([number, 0.0], dtype=torch.float64)
-                found_top = _cosine(formed[i], plain[i], values, d_theta)
-                out[i] = replace(found_top, cos_min=plain[i].lambda_min)
+            continue
+        # It lies below H, and rounding does as much to it: where λ_min of H can't be
+        # told from zero, its own can't be.
+        full = d_theta > len(one.h)
+        if full and spectrum.lambda_min.status.word == "unresolved":
+            lost.add(i)
+        # On a GPU each product is waited for, and all eigenvalues cost no more.
+        few = i in lost or (full and one.h.device.type == "cpu")
+        (ends if few else whole).append(i)
+    if ends:
+        matrices = _downdated(formed, ends)
+        tops = lanczos(matrices, tol=_TOL)
+        found = tops.lambda_max.cpu()
+        sure = (tops.converged[:, 0] & (tops.lambda_max > 0)).cpu()
+        bottom = torch.zeros_like(found)
+        rest = [k for k, i in enumerate(ends) if i not in lost and bool(sure[k])]
+        if rest:
+            bottom[rest] = _smallest(matrices[rest]).cpu()
+            sure &= bottom.isfinite()
+        for k, i in enumerate(ends):
+            if not sure[k]:
+                whole.append(i)
+                continue
+            out[i] = _cosine(formed[i], plain[i], found[k], bottom[k], d_theta)
+            if i in lost:
+                out[i] = replace(out[i], cos_min=plain[i].lambda_min)
+        del matrices
     if whole:
         downdated = exact(_downdated(formed, whole), factor_eps=eps)
-        rest = _eigenvalues(downdated, d_theta - 1).cpu()
-        for i, values in zip(whole, rest, strict=True):
-            out[i] = _cosine(formed[i], plain[i], values, d_theta)
+        rows = _eigenvalues(downdated, d_theta - 1).cpu()
+        for i, values in zip(whole, rows, strict=True):
+            out[i] = _cosine(formed[i], plain[i], values[0], values[-1], d_theta)
     return out
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Inverse:
+    """v ↦ (L Lᵀ)⁻¹v, for the other end of a spectrum."""
+
+    lower: Float[Tensor, "batch n n"]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.lower)
+
+    @property
+    def size(self) -> int:
+        return self.lower.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lower.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.lower.device
+
+    def matvec(self, v: Tensor, active: Tensor | None = None) -> Tensor:
+        return torch.cholesky_solve(v[:, :, None], self.lower)[:, :, 0]
+
+
+def _smallest(matrices: Float[Tensor, "rows n n"]) -> Float[Tensor, " rows"]:
+    """Smallest eigenvalues, NaN where rounding hides or products don't find them.
+
+    The largest of the inverse, by products with its Cholesky factor: as far off as an
+    eigensolver's, a few units of float64 times λ_1.
+    """
+    lower, info = torch.linalg.cholesky_ex(matrices)
+    good = (info == 0) & lower.diagonal(dim1=1, dim2=2).isfinite().all(1)
+    eye = torch.eye(lower.shape[1], dtype=lower.dtype, device=lower.device)
+    found = lanczos(_Inverse(torch.where(good[:, None, None], lower, eye)), tol=_TOL)
+    sure = good & found.converged[:, 0] & (found.lambda_max > 0)
+    return torch.where(sure, 1 / found.lambda_max, math.nan)
 
 
 def _downdated(formed: Sequence[Formed], rows: list[int]) -> Float[Tensor, "rows n n"]:
@@ -221,15 +277,18 @@ def _downdated(formed: Sequence[Formed], rows: list[int]) -> Float[Tensor, "rows
 
 
 def _cosine(
-    one: Formed, plain: SampleSpectrum, values: Tensor, d_theta: int
+    one: Formed, plain: SampleSpectrum, top: Tensor, bottom: Tensor, d_theta: int
 ) -> SampleSpectrum:
+    values = torch.stack([top, bottom])
     if not bool(torch.isfinite(values).all()):
         why = "the eigensolver gave no finite eigenvalues"
         return SampleSpectrum.failed(Status("failed", why))
     # What rounding did to H, it did to the downdate, however small that became.
     precision = plain.precision.scaled(one.norm**-2)
     lam = values * (one.scale / one.norm) ** 2
-    cos_max, cos_min = _ends(lam, precision, d_theta - 1)
+    # The smallest is exactly zero where the gradient has fewer entries than the image.
+    rank = d_theta - 1 if d_theta > len(one.h) else min(d_theta - 1, 1)
+    cos_max, cos_min = _ends(lam, precision, rank)
     return replace(plain, cos_max=cos_max, cos_min=cos_min)
 
 

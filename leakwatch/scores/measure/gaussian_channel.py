@@ -163,9 +163,8 @@ def in_components(
 
 
 def _along_components(spectrum: SampleSpectrum, parts: Components) -> Channel:
-    ascending, columns = parts.channels
-    gain, columns = ascending.flip(0), columns.flip(1)
-    weight = (columns * (parts.norms @ columns)).sum(0)
+    gain = parts.channels[0].flip(0)
+    weight = parts.weight.diagonal().flip(0)
     largest = float(parts.norms.diagonal().max())
     low, high = spectrum.precision.scaled(largest).bounds(gain, len(gain))
     left_out = ""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import torch
@@ -35,7 +35,7 @@ from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.scores.settings import Settings
 from leakwatch.spectrum.box import BoxMinima, minima_in_box
 
-__all__ = ["DRAWS", "Bend", "InRange", "PixelRange", "noise_as_it_arrives"]
+__all__ = ["DRAWS", "InRange", "PixelRange", "noise_as_it_arrives"]
 
 #: Draws of the noise over which predictions are averaged; those of large images, whose
 #: many pixels average too, are fewer.
@@ -65,33 +65,21 @@ class InRange:
     Attributes:
         squared: ‖z − x‖², ``(draws,)``, pixel units squared.
         exact: whether each minimum was found, to a few hundredths of a decibel.
+        delta: z − x of a linear network, ``(draws, d_x)``.
         straight: whether they are those of a linear network, because the Jacobian half
             way is not finite.
     """
 
     squared: Float[Tensor, " draws"]
     exact: bool
+    delta: Float[Tensor, "draws d_x"]
     straight: bool = False
 
     def bent(self, decibels: float) -> InRange:
         """The same with the gain of :meth:`PixelRange.bend`."""
         if math.isnan(decibels):
-            return InRange(self.squared, self.exact, straight=True)
-        return InRange(self.squared * 10 ** (-decibels / 10), self.exact)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Bend:
-    """What a prediction gains where the network is not linear.
-
-    Attributes:
-        decibels: the gain.
-        end: z − x where the attack of the first draw ends, ``(d_x,)``.
-    """
-
-    decibels: float
-    end: Float[Tensor, " d_x"]
+            return replace(self, straight=True)
+        return replace(self, squared=self.squared * 10 ** (-decibels / 10))
 
 
 @final
@@ -161,14 +149,20 @@ class PixelRange:
         off = torch.randn(n, n, generator=generator, dtype=torch.float64).to(self.h)
         size = self.h.diagonal().clamp_min(0).sqrt()
         other = self.h + _ROUNDED * eps * size[:, None] * (off + off.T) * size
-        found = self._minima(other, drawn, settings, noise_std)
+        found = self._minima(other, drawn, settings, noise_std, known.delta[:_TRIED])
         if not (known.exact and bool(found.converged.all())):
             return False
         a, b = known.squared[:_TRIED].sum().sqrt(), found.delta.norm()
         return bool(20 * (a / b).log10().abs() < _SETTLED_DB)
 
     def errors(
-        self, settings: Settings, noise_std: float, pulled: Tensor | None = None
+        self,
+        settings: Settings,
+        noise_std: float,
+        pulled: Tensor | None = None,
+        near: Tensor | None = None,
+        *,
+        checked: bool = False,
     ) -> InRange:
         """Errors of the most probable image in the range.
 
@@ -176,50 +170,51 @@ class PixelRange:
             settings: the prior.
             noise_std: s.
             pulled: Jᵀδ of one given δ; default: s times each draw.
+            near: z − x of each draw where the search begins, cut to the range.
+            checked: whether the minima at less noise were found, and checked.
         """
         arrived = noise_std * self.noise if pulled is None else pulled[None]
-        found = self._minima(self.h, arrived, settings, noise_std)
-        return InRange(found.delta.square().sum(1), bool(found.converged.all()))
+        found = self._minima(
+            self.h, arrived, settings, noise_std, near, checked=checked
+        )
+        squared = found.delta.square().sum(1)
+        return InRange(squared, bool(found.converged.all()), found.delta)
 
     def bend(
-        self, settings: Settings, noise_std: float, near: Bend | None = None
-    ) -> Bend:
-        """What the prediction gains where the network is not linear.
+        self, settings: Settings, noise_std: float, known: InRange | None = None
+    ) -> float:
+        """What the prediction gains where the network is not linear, in decibels.
 
         Args:
             settings: the prior.
             noise_std: s.
-            near: the same for another noise; the search begins there.
+            known: :meth:`errors` there, of the draws; found out by default.
 
         Returns:
             The change for the first draw, with the Jacobian half way between the image
             and where the attack ends; 0 dB where none but that at the image is known,
             NaN where the network gives no finite one.
         """
-        arrived = noise_std * self.noise[:1]
-        first = self._minima(self.h, arrived, settings, noise_std).delta[0]
+        first = (known or self.errors(settings, noise_std)).delta[0]
         straight = float(first.norm())
         if self.elsewhere is None or straight == 0:
-            return Bend(0.0, first)
-        last = first
-        if near is not None and math.isfinite(near.decibels):
-            size = float(near.end.norm())
-            shorter = straight * 10 ** (-near.decibels / 20)
-            last = near.end * (shorter / size) if size > 0 else first
-        change = float(last.norm())
+            return 0.0
+        last, change = first, straight
         for _ in range(_LOOKS):
             h, pulled = self.elsewhere(last / 2)
             if not bool(torch.isfinite(h).all() and torch.isfinite(pulled).all()):
-                return Bend(math.nan, last)
-            there = self._minima(h, noise_std * pulled[None], settings, noise_std)
+                return math.nan
+            there = self._minima(
+                h, noise_std * pulled[None], settings, noise_std, last[None]
+            )
             # Half of the way: a step alone turns back and forth around the answer.
             last = (last + there.delta[0]) / 2
             before, change = change, float(last.norm())
             if change == 0 or before == 0:
-                return Bend(0.0, last)
+                return 0.0
             if abs(20 * math.log10(before / change)) < _SETTLED_DB:
                 break
-        return Bend(20 * math.log10(straight / change), last)
+        return 20 * math.log10(straight / change)
 
     def _minima(
         self,
@@ -227,6 +222,9 @@ class PixelRange:
         arrived: Float[Tensor, "draws d_x"],
         settings: Settings,
         noise_std: float,
+        near: Float[Tensor, "draws d_x"] | None = None,
+        *,
+        checked: bool = False,
     ) -> BoxMinima:
         """Z − x of the most probable image z in the range, for each Jᵀδ."""
         prior = _precision(settings, h)
@@ -237,7 +235,17 @@ class PixelRange:
         high = settings.data_range
         low = -self.image.clamp(0.0, high)
         flat = noise_std**2 < _FLAT * unit * _spread(settings) ** 2
-        return minima_in_box(m, (towards - arrived) / unit, low, low + high, flat=flat)
+        if near is not None:
+            near = torch.minimum(torch.maximum(near, low), low + high)
+        return minima_in_box(
+            m,
+            (towards - arrived) / unit,
+            low,
+            low + high,
+            flat=flat,
+            near=near,
+            checked=checked,
+        )
 
     def told(self, settings: Settings, noise_std: float) -> float:
         """Mean squared error of an attacker who is told which pixels lie at the ends.
