@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from leakwatch.attacks import Attack
 from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer, check_number
+from leakwatch.derivatives import Prepare
 from leakwatch.models.initialization import Initializer, check_scheme, initialize
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.priors import GaussianPrior
@@ -57,6 +58,7 @@ def compare_initializations(
     data_range: float = 1.0,
     prior_std: float | None = None,
     prior: PriorName | GaussianPrior | None = None,
+    prepare: Prepare | None = None,
     epsilon: float = 0.0,
     solver: Solver = "auto",
     products: int = DEFAULT_PRODUCTS,
@@ -98,6 +100,8 @@ def compare_initializations(
         data_range: largest pixel value, the smallest being 0.
         prior_std: R of the Bayesian scores, pixel units; see :func:`leakwatch.score`.
         prior: what their attacker knows of images; the same.
+        prepare: what becomes of a batch of ``x`` before the network gets it, a
+            differentiable function. ``train`` sees to it itself.
         epsilon: damping of I²F.
         solver: as in :func:`leakwatch.score`.
         products: the same.
@@ -153,6 +157,7 @@ def compare_initializations(
             "epsilon": epsilon,
             "prior_std": prior_std,
             "prior": prior,
+            "prepare": prepare,
             "solver": solver,
             "products": products,
             "dtype": dtype,
@@ -161,6 +166,7 @@ def compare_initializations(
         attacks=tuple(engines),
         attacking={
             "noise_std": noise_std,
+            "prepare": prepare,
             "start": start,
             "radius": radius,
             **pixels,

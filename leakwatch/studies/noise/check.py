@@ -73,7 +73,8 @@ class CheckAttack:
         seed: of noise and start.
         time_limit: seconds of each attack.
         spectra: of all probes.
-        sharing: keywords of :func:`leakwatch.attack`: pixels, criterion, parameters.
+        sharing: keywords of :func:`leakwatch.attack`: pixels, criterion, prepare,
+            parameters.
     """
 
     module: nn.Module

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leakwatch.checks import check_integer, check_number
-from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
 from leakwatch.priors import GaussianPrior
@@ -124,6 +124,7 @@ def recommend_noise(
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float64,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     index: Sequence[int] | None = None,
 ) -> NoiseRecommendation:
@@ -168,6 +169,7 @@ def recommend_noise(
         solver: as in :func:`leakwatch.score`.
         dtype: arithmetic.
         criterion: as in :func:`leakwatch.score`.
+        prepare: the same; attacks of the check know it too.
         parameters: which of them are shared.
         index: data-set indices. Default: 0, 1, 2, …
 
@@ -206,6 +208,7 @@ def recommend_noise(
         solver=solver,
         dtype=dtype,
         criterion=criterion,
+        prepare=prepare,
         parameters=parameters,
     )
     spectra = keeper.of(result)
@@ -229,6 +232,7 @@ def recommend_noise(
             "std": std,
             "data_range": data_range,
             "criterion": criterion,
+            "prepare": prepare,
             "parameters": parameters,
             "dtype": dtype,
         },

@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from leakwatch.checks import check_classes, check_number, check_samples
-from leakwatch.derivatives import Criterion
+from leakwatch.derivatives import Criterion, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
 from leakwatch.priors import GaussianPrior
@@ -169,6 +169,7 @@ def unfairness(
     solver: Solver = "auto",
     dtype: torch.dtype = torch.float32,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     index: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
@@ -197,6 +198,7 @@ def unfairness(
         solver: of the spectrum.
         dtype: arithmetic.
         criterion: the same.
+        prepare: the same.
         parameters: which are shared.
         index: data-set indices. Default: 0, 1, 2, …
         class_names: for tables and figure.
@@ -234,6 +236,7 @@ def unfairness(
         solver=solver,
         dtype=dtype,
         criterion=criterion,
+        prepare=prepare,
         parameters=parameters,
     )
     labels = y.tolist()

@@ -17,7 +17,7 @@ from leakwatch.attacks.verdict import uninformed
 from leakwatch.checks import check_classes
 from leakwatch.defenses import Defense, Observation, Samples
 from leakwatch.defenses.mixing import estimate
-from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import check_index
 from leakwatch.quality import quality
@@ -73,6 +73,7 @@ class ProbeAttack:
         criterion: one loss per sample.
         prior: what attackers and predictions know of images, in the place of μ and R;
             ``None``: these.
+        prepare: what becomes of ``x`` before the network gets it.
         queries: how often each sample's gradient is asked for, at the same weights.
     """
 
@@ -91,6 +92,7 @@ class ProbeAttack:
     prior_mean: Tensor | None
     criterion: Criterion | None
     prior: GaussianPrior | None = None
+    prepare: Prepare | None = None
     queries: int = 1
 
     @property
@@ -111,7 +113,7 @@ class ProbeAttack:
         check_index(self.index, len(self.x))
         device = next(net.parameters()).device
         x, y = self.x.to(device), self.y.to(device)
-        GradientMap(net, self.criterion).check(x, y)
+        self._gradients(net).check(x, y)
         self._start(x[:1])
         # Says so where the pixels of the originals are out of their range.
         self._quality(x, x)
@@ -130,7 +132,7 @@ class ProbeAttack:
         """
         device = next(net.parameters()).device
         rows = torch.stack([y.argmin(), y.argmax()]) if y.ndim == 1 else slice(0, 2)
-        GradientMap(net, self.criterion).check(x[rows].to(device), y[rows].to(device))
+        self._gradients(net).check(x[rows].to(device), y[rows].to(device))
         self._quality(x, x)
 
     def run(
@@ -143,7 +145,7 @@ class ProbeAttack:
             defense: ``None`` for none.
             seed: of its noise and of the attacks' starts.
         """
-        gradients = GradientMap(net, self.criterion, dtype=torch.float64)
+        gradients = self._gradients(net, torch.float64)
         device = next(net.parameters()).device
         samples = Samples(gradients, self.x.double().to(device), self.y.to(device))
         answers = share(defense, samples, seed, self.queries)
@@ -182,6 +184,11 @@ class ProbeAttack:
             data_range=self.data_range,
             seed=seed,
         )
+
+    def _gradients(
+        self, net: nn.Module, dtype: torch.dtype = torch.float32
+    ) -> GradientMap:
+        return GradientMap(net, self.criterion, prepare=self.prepare, dtype=dtype)
 
     def _outcomes(
         self,

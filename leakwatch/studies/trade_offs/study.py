@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from leakwatch.attacks import Attack
 from leakwatch.attacks.start import StartKind
-from leakwatch.checks import check_integer, check_number
+from leakwatch.checks import check_function, check_integer, check_number
 from leakwatch.defenses import Budget, Defense
 from leakwatch.defenses.budget import Unit
-from leakwatch.derivatives import Criterion
+from leakwatch.derivatives import Criterion, Prepare
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.priors import GaussianPrior
@@ -90,6 +90,7 @@ def trade_off(
     prior_mean: Float[Tensor, "*sample"] | None = None,
     prior: PriorName | GaussianPrior | None = None,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     index: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
@@ -154,6 +155,8 @@ def trade_off(
             attackers who also know the range of pixels; of mixtures, and without a
             prior, they are of independent pixels.
         criterion: one loss per sample, see :class:`leakwatch.GradientMap`.
+        prepare: what becomes of a batch of ``x`` before the network gets it, a
+            differentiable function. ``train`` and ``accuracy`` see to it themselves.
         index: data-set indices of the samples. Default: 0, 1, 2, …
         class_names: for the report.
         progress: called with a line of text after each cell.
@@ -185,6 +188,7 @@ def trade_off(
     grid = named_budgets(budgets, unit)
     top = check_number("data_range", data_range, example=1.0)
     means, stds = check_channels(mean, std, x.shape)
+    check_function("prepare", prepare, "prepare(x) → network inputs")
     assumed = Scoring(
         (),
         prior_std=prior_std,
@@ -209,6 +213,7 @@ def trade_off(
         prior_mean=prior_mean,
         criterion=criterion,
         prior=known,
+        prepare=prepare,
         queries=check_integer("queries", queries),
     )
     attacking.check(module)
