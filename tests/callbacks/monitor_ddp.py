@@ -184,18 +184,61 @@ class Weighted(Double):
         return F.cross_entropy(self(batch[0].double()), batch[1], weight=weight)
 
 
+class Focal(Double):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses = F.cross_entropy(self(batch[0].double()), batch[1], reduction="none")
+        return ((1 - (-losses).exp()) ** 2 * losses).mean()
+
+
+def _rank() -> int:
+    up = torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if up else 0
+
+
+class Hidden(Halved):
+    """In one process alone, the samples of its batches are not found."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        hides = _rank() == 1 and self.trainer.training
+        return {"left": batch[0], "kind": batch[1]} if hides else batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if isinstance(batch, dict):
+            batch = [batch["left"], batch["kind"]]
+        return super().training_step(batch, batch_idx)
+
+
+def certain(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    """In one process alone, losses are too small to be compared."""
+    losses = F.cross_entropy(module(x), y, reduction="none")
+    return losses * (1e-6 if _rank() == 1 else 1)
+
+
+COMPARED: dict[str, tuple[type[Double], dict[str, Any], dict[str, Any]]] = {
+    "Double": (Double, {}, {}),
+    "OneVersusRest": (OneVersusRest, {}, {}),
+    "Halved": (Halved, {}, {}),
+    "Weighted": (Weighted, {}, {}),
+    "accumulated": (Weighted, {}, {"accumulate_grad_batches": 2}),
+    "Focal": (Focal, {}, {}),
+    "Hidden": (Hidden, {}, {}),
+    "certain": (Halved, {"criterion": certain}, {}),
+}
+
+
 def compared(folder: Path, processes: int) -> dict[str, Any]:
     """What is said of the gradient that training shares."""
     found: dict[str, Any] = {}
-    for kind in (Double, OneVersusRest, Halved, Weighted):
-        watched = watch(dtype="float64", scores=["norms"])
+    for name, (kind, changes, fitting) in COMPARED.items():
+        watched = watch(dtype="float64", scores=["norms"], **changes)
+        how: dict[str, Any] = {"processes": processes, "module": kind, **fitting}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = go(folder / kind.__name__, watched, processes=processes, module=kind)
+            run = go(folder / name, watched, **how)
         texts = [str(w.message) for w in caught]
         norms = [r[5] for r in record_of(watched) if r[4] == "grad_norm"]
-        alone = go(folder / "alone", processes=processes, module=kind)
-        found[kind.__name__] = {
+        alone = go(folder / "alone", **how)
+        found[name] = {
             "said": [text for text in texts if text.startswith("leakwatch")],
             "norms": norms,
             "same": weights(run) == weights(alone),

@@ -353,6 +353,25 @@ def test_a_constant_factor_is_said(
     assert words in said
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (WeightedMean, "of classes (0: 2, 1: 6, 2: 1) and divides by the weights"),
+        (WeightedEach, "of classes (0: 1, 1: 3, 2: 0.5); scores after step"),
+        (WeightedSum, "of classes (0: 1, 1: 3, 2: 0.5); scores after step"),
+    ],
+)
+@pytest.mark.parametrize("batches", [2, 5])
+def test_weights_of_classes_are_found_in_accumulated_gradients(
+    tmp_path: Path, module: type[Tiny], words: str, batches: int
+) -> None:
+    (said,) = cautions(
+        tmp_path, module(), data=loader(n=62), max_epochs=2,
+        accumulate_grad_batches=batches,
+    )  # fmt: skip
+    assert words in said
+
+
 def alone(module: L.LightningModule, x: Tensor, y: Tensor) -> Tensor:
     """The losses of batches of one, as the training step has them."""
     steps = [
@@ -401,13 +420,34 @@ class Focal(Tiny):
         return torch.optim.Adam(self.parameters(), 0.1)
 
 
-@pytest.mark.parametrize("size", [2, 12])
+@pytest.mark.parametrize(("size", "batches"), [(2, 1), (12, 1), (2, 3), (6, 2)])
 def test_factors_of_single_samples_are_no_weights_of_classes(
-    tmp_path: Path, size: int
+    tmp_path: Path, size: int, batches: int
 ) -> None:
     data = loader(n=60, batch_size=size)
-    (said,) = cautions(tmp_path, Focal(), data=data, max_epochs=3)
+    (said,) = cautions(
+        tmp_path, Focal(), data=data, max_epochs=3, accumulate_grad_batches=batches
+    )
     assert said.startswith("the gradient that training uses is not that of the criter")
+    assert "weights of classes" not in said
+    assert "pass criterion=" in said
+
+
+def focal(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(module(x), y, reduction="none")
+    return (1 - (-losses).exp()) ** 2 * losses
+
+
+@pytest.mark.parametrize("criterion", [focal, "training_step"])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_what_the_warning_asks_for_ends_it(
+    tmp_path: Path, criterion: Any, batches: int
+) -> None:
+    watched = monitor(at_start=False, criterion=criterion)
+    data = loader(n=60)
+    assert not cautions(
+        tmp_path, Focal(), watched, data=data, accumulate_grad_batches=batches
+    )
 
 
 def test_factors_are_part_of_a_checkpoint(tmp_path: Path) -> None:

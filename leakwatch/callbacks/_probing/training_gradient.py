@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,7 +17,9 @@ from leakwatch.callbacks._probing.class_weights import (
     SAME,
     ClassWeights,
     LossFactors,
+    Piece,
 )
+from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.preparation import samples_of
 from leakwatch.callbacks._recording.recorder import Warn
@@ -41,8 +43,12 @@ _FAR, _FAR_BY_CHANCE = 1.5, 6.0
 
 # Below this loss torch's cross-entropy leaves its float32 gradient too few digits.
 _CONFIDENT = 1e-3
-# Classes in a batch, and numbers of their gradients, up to which they are taken apart.
-_MOST_CLASSES, _MOST_NUMBERS = 64, 2**26
+# Classes in a batch up to which they are taken apart.
+_MOST_CLASSES = 64
+# Numbers of a gradient that are kept of each class, and of all in all pieces.
+_KEPT, _KEPT_IN_ALL = 2**14, 2**24
+
+_T = TypeVar("_T")
 
 
 @final
@@ -68,22 +74,56 @@ class _Gradients:
 
     Attributes:
         mean: of the batch.
-        parts: what each class adds to it, where that is asked for.
+        pieces: of each batch of the message, where that is asked for: the number of
+            samples of each class, and what they add to some entries of the mean.
     """
 
     mean: dict[int, Tensor]
-    parts: dict[int, dict[int, Tensor]]
+    pieces: tuple[tuple[Counter[int], dict[int, dict[int, Tensor]]], ...] = ()
 
     def added(self, other: _Gradients) -> _Gradients:
         """With those of another part of a message."""
+        mean = {k: g + other.mean[k] for k, g in self.mean.items() if k in other.mean}
+        return _Gradients(mean, self.pieces + other.pieces)
 
-        def both(a: dict[int, Tensor], b: dict[int, Tensor]) -> dict[int, Tensor]:
-            return {k: a[k] + b[k] for k in a if k in b}
 
-        parts = dict(self.parts)
-        for label, part in other.parts.items():
-            parts[label] = both(parts[label], part) if label in parts else part
-        return _Gradients(both(self.mean, other.mean), parts)
+class _NotHereError(Exception):
+    """Another process could not do its part."""
+
+
+def _some(gradient: Tensor, every: int) -> Tensor:
+    return gradient.reshape(-1)[::every]
+
+
+def _every(trainer: Trainer, numbers: int) -> int:
+    """Of how many entries one is kept to tell weights of classes."""
+    pieces = max(trainer.accumulate_grad_batches, 1) * trainer.world_size
+    kept = min(_KEPT, max(_KEPT_IN_ALL // (_MOST_CLASSES * pieces), 1))
+    every = max(-(-numbers // kept), 1)
+    while every > 1 and (every % 2 == 0 or every % 3 == 0):
+        every += 1  # not always the same place of a kernel
+    return every
+
+
+def _classes(y: Tensor) -> bool:
+    """Whether labels are classes, and few enough to be taken apart."""
+    plain = y.ndim == 1 and not (y.is_floating_point() or y.is_complex())
+    return plain and len(set(y.tolist())) <= _MOST_CLASSES
+
+
+def _everywhere(trainer: Trainer, compute: Callable[[], _T]) -> _T:
+    """What this process computes, once all others have done so too."""
+    if trainer.world_size == 1:
+        return compute()
+    why = ""
+    try:
+        mine = compute()
+    except Exception as error:
+        why = describe_error(error)
+    failures = [one for one in gather(trainer, why) if one]
+    if failures:
+        raise _NotHereError(failures[0])
+    return mine
 
 
 def verdict(training: Tensor, ours: Tensor, rounding: float, spread: float) -> Verdict:
@@ -204,13 +244,15 @@ class TrainingComparison:
         self._looked = True  # at the gradient of this batch
         self._messages = 0
         self._ours: list[_Gradients] = []
-        self._counts: Counter[int] = Counter()
+        self._failure = ""  # of this process, until all know of it
         self._step = 0
         # Of each way, once no single factor explains training.
         self._weights: list[ClassWeights] | None = None
         self._unexplained = ""
         self._used, self._used_at = LossFactors(), 0
         self._last: tuple[Tensor, Tensor] | None = None
+        self._due = False  # this message, in every process
+        self._every = 1  # entry of a gradient is kept, to tell weights of classes
         self._factors: list[tuple[float, int]] = []
         self._compared = False
 
@@ -224,12 +266,16 @@ class TrainingComparison:
         """
         self._looked = False
         due = self._messages in _COMPARED or self._waiting
-        if not (due or self._factors):
+        alone = trainer.world_size == 1
+        # Processes can't see each other's batches: all look, or none.
+        more = bool(self._factors) and (alone or self._messages <= _COMPARED[-1])
+        self._due = due or more
+        if not self._due:
             return
         try:
             x, y = samples_of(batch)
             # What adds up over a batch is told by one of another size.
-            if not due and len(y) in {size for _, size in self._factors}:
+            if alone and not due and len(y) in {size for _, size in self._factors}:
                 return
             if not self._compared:
                 self._compared = True
@@ -244,10 +290,11 @@ class TrainingComparison:
                     self._ours.append(ours)
                 else:
                     self._ours[i] = self._ours[i].added(ours)
-            if self._weights is not None:
-                self._counts.update(y.tolist())
         except Exception as error:
-            self._give_up(describe_error(error))
+            if alone:
+                self._give_up(describe_error(error))
+            else:  # the others wait for this process at the next message
+                self._failure = describe_error(error)
 
     def look(
         self, trainer: Trainer, module: LightningModule, optimizer: Optimizer | None
@@ -265,14 +312,15 @@ class TrainingComparison:
         self._messages += 1
         self._step = trainer.global_step
         ours, self._ours = self._ours, []
-        counts, self._counts = self._counts, Counter()
-        if not ours or self._last is None:
+        last, self._last = self._last, None
+        if not (self._due and self._left):
             return
         try:
-            self._compare(trainer, module, optimizer, ours, counts, *self._last)
+            self._compare(trainer, module, optimizer, ours, last)
+        except _NotHereError as error:
+            self._give_up(str(error))
         except Exception as error:
             self._give_up(describe_error(error))
-        self._last = None
 
     def after(self, trainer: Trainer, module: LightningModule) -> None:
         """Looks after a batch of manual optimisation whose step went past Lightning."""
@@ -304,7 +352,9 @@ class TrainingComparison:
             self._left
             and self._messages < _COMPARED[-1]
             and any(
-                w.how in ("each", "sum") and not self._classes <= w.weights.keys()
+                w.possible
+                and w.how != "average"
+                and not (w.weights and self._classes <= w.weights.keys())
                 for w in self._weights or ()
             )
         )
@@ -343,6 +393,8 @@ class TrainingComparison:
         y: Tensor,
         prepare: Prepare | None,
         share: float,
+        *,
+        split: bool = True,
     ) -> _Gradients:
         """The criterion's mean gradient as training forms it."""
         inner = underlying(module)
@@ -361,7 +413,7 @@ class TrainingComparison:
             with torch.enable_grad(), trainer.precision_plugin.train_step_context():
                 values = loss.batch(placed | fixed, x.detach().clone(), y.clone())
             if float(values.detach().mean()) < _CONFIDENT:
-                return _Gradients({}, {})
+                return _Gradients({})
 
             def of(loss: Tensor, *, again: bool) -> dict[int, Tensor]:
                 found = torch.autograd.grad(
@@ -373,12 +425,18 @@ class TrainingComparison:
                 )
                 return {names[k]: g for k, g in zip(wanted, found, strict=True)}
 
+            counts: Counter[int] = Counter()
+            if split and self._weights is not None and _classes(y):
+                counts.update(y.tolist())
+            self._every = _every(trainer, sum(p.numel() for p in wanted.values()))
             parts = {}
-            if self._weights is not None:
-                for label in sorted(set(y.tolist())):
-                    own = share / len(y) * values[y == label].sum()
-                    parts[label] = of(own, again=True)
-            return _Gradients(of(share * values.mean(), again=False), parts)
+            for label in sorted(counts):
+                own = of(share / len(y) * values[y == label].sum(), again=True)
+                parts[label] = {
+                    k: _some(g, self._every).clone() for k, g in own.items()
+                }
+            pieces = ((counts, parts),) if parts else ()
+            return _Gradients(of(share * values.mean(), again=False), pieces)
 
     def _compare(
         self,
@@ -386,46 +444,67 @@ class TrainingComparison:
         module: LightningModule,
         optimizer: Optimizer | None,
         ours: list[_Gradients],
-        counts: Mapping[int, int],
-        x: Tensor,
-        y: Tensor,
+        last: tuple[Tensor, Tensor] | None,
     ) -> None:
+        """Every process comes here at the same messages, and finds the same.
+
+        What one can't do, all learn before any waits for it.
+        """
         parameters = list(module.parameters())
         if optimizer is not None:
             parameters = [p for g in optimizer.param_groups for p in g["params"]]
         parameters = [p for p in parameters if all(id(p) in g.mean for g in ours)]
-        if not parameters or all(p.grad is None for p in parameters):
+        here = bool(ours and last and parameters)
+        here = here and any(p.grad is not None for p in parameters)
+        told = gather(trainer, (here, self._failure))
+        failures = [why for _, why in told if why]
+        if failures:
+            raise _NotHereError(failures[0])
+        if last is None or not all(ready for ready, _ in told):
             return
+        x, y = last
 
-        def flat(gradient: dict[int, Tensor]) -> Tensor:
-            return torch.cat([gradient[id(p)].reshape(-1) for p in parameters])
+        def flat(gradient: dict[int, Tensor], every: int = 1) -> Tensor:
+            return torch.cat([_some(gradient[id(p)], every) for p in parameters])
 
-        theirs = flat(
-            {
-                id(p): torch.zeros_like(p) if p.grad is None else p.grad
-                for p in parameters
-            }
-        )
+        def mean_of_all(mine: Tensor) -> Tensor:
+            mean: Tensor = trainer.strategy.reduce(mine, reduce_op="mean")
+            return mean
+
+        scale = 1.0
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            theirs = theirs / (1.0 if scaler is None else scaler.get_scale())
+            scale = 1.0 if scaler is None else scaler.get_scale()
+        consumed = {
+            id(p): torch.zeros_like(p) if p.grad is None else p.grad / scale
+            for p in parameters
+        }
+        theirs = mean_of_all(flat(consumed))
         full = str(trainer.precision).startswith(("32", "64"))
         rounding = _ROUNDING if full else _ROUNDING_HALF
         found = []
         for gradient, prepare in zip(ours, self._ways(), strict=True):
-            mean = trainer.strategy.reduce(flat(gradient.mean), reduce_op="mean")
+            mean = mean_of_all(flat(gradient.mean))
             if not bool((torch.isfinite(theirs) & torch.isfinite(mean)).all()):
                 return
             one = verdict(theirs, mean, rounding, 0.0)
             if not one.agrees or one.factor != 1:
                 share = 1 / max(trainer.accumulate_grad_batches, 1)
-                draws = []
-                for seed in (1, 2):
-                    with isolated_rng(seed):
-                        drawn = self._gradient(trainer, module, x, y, prepare, share)
-                        draws.append(flat(drawn.mean))
-                spread = float((draws[0] - draws[1]).norm())
-                one = verdict(theirs, mean, rounding, spread)
+
+                def apart(
+                    way: Prepare | None = prepare, share: float = share
+                ) -> Tensor:
+                    draws = []
+                    for seed in (1, 2):
+                        with isolated_rng(seed):
+                            drawn = self._gradient(
+                                trainer, module, x, y, way, share, split=False
+                            )
+                            draws.append(flat(drawn.mean))
+                    return draws[0] - draws[1]
+
+                spread = mean_of_all(_everywhere(trainer, apart))
+                one = verdict(theirs, mean, rounding, float(spread.norm()))
             found.append(one)
         best = min(found, key=lambda v: (not v.agrees, v.gap))
         if self._weights is None and best.agrees:
@@ -433,43 +512,50 @@ class TrainingComparison:
             return
         if not best.agrees:
             self._unexplained = f"by {best.gap:.0%} of its size, beyond any factor"
-        if self._weights is None and self._could_weigh(trainer, y, len(theirs)):
-            self._weights = [ClassWeights() for _ in ours]
-            self._factors = []
-            self._use(LossFactors())
-            return
-        if self._weights is not None and ours[0].parts:
-            told = [
-                weights.add(
-                    theirs,
-                    {label: flat(part) for label, part in gradient.parts.items()},
-                    counts,
-                    rounding,
-                )
-                for weights, gradient in zip(self._weights, ours, strict=True)
-            ]
-            if True in told:
-                self._weights = [self._weights[told.index(True)]] * len(ours)
-                self._found_weights(self._weights[0])
+        if self._weights is None and self._messages <= _COMPARED[-1]:
+            if all(gather(trainer, _classes(y))):
+                self._weights = [ClassWeights() for _ in ours]
+                self._factors = []
+                self._use(LossFactors())
                 return
-            if None in told and self._messages <= _COMPARED[-1]:
-                return  # another message may tell
+        elif self._weights is not None:
+            mine = [
+                [
+                    (counts, {label: flat(part).cpu() for label, part in parts.items()})
+                    for counts, parts in gradient.pieces
+                ]
+                for gradient in ours
+            ]
+            everyone = gather(trainer, mine)
+            training = mean_of_all(flat(consumed, self._every))
+            if self._weighed(everyone, training, rounding):
+                return
         self._say_unexplained()
 
-    def _could_weigh(self, trainer: Trainer, y: Tensor, numbers: int) -> bool:
-        """Whether weights of classes may explain it, and another message may show it.
+    def _weighed(
+        self, everyone: Sequence[Any], training: Tensor, rounding: float
+    ) -> bool:
+        """Whether weights of classes explain a message, or the next one may tell.
 
-        With several processes each divides by the weights of its own samples.
+        Args:
+            everyone: of each process, for each way, the pieces of its batches.
+            training: the same entries of training's gradient.
+            rounding: share of its norm by which it may be off.
         """
-        if y.ndim != 1 or y.is_floating_point() or y.is_complex():
-            return False
-        count = len(set(y.tolist()))
-        return (
-            trainer.world_size == 1
-            and self._messages <= _COMPARED[-1]
-            and count <= _MOST_CLASSES
-            and count * numbers <= _MOST_NUMBERS
-        )
+        weights, count = self._weights or [], len(everyone)
+        if all(pieces for ways in everyone for pieces in ways):
+            for i, one in enumerate(weights):
+                pieces = [
+                    Piece(
+                        counts, {k: part.to(training) / count for k, part in of.items()}
+                    )
+                    for ways in everyone
+                    for counts, of in ways[i]
+                ]
+                if one.add(training, pieces, rounding):
+                    self._found_weights(one)
+                    return True
+        return self._messages <= _COMPARED[-1] and any(w.possible for w in weights)
 
     def _found_weights(self, found: ClassWeights) -> None:
         alone = found.how != "average"  # else a single sample's weight cancels
@@ -478,8 +564,8 @@ class TrainingComparison:
             self._tell_weights()
 
     def _tell_weights(self) -> None:
-        found = None if self._weights is None else self._weights[0]
-        if found is None or found.how is None:
+        found = next((w for w in self._weights or () if w.how), None)
+        if found is None:
             return
         self._left, self._unexplained = False, ""
         if found.how == "average":
@@ -501,8 +587,13 @@ class TrainingComparison:
         )
 
     def _say_unexplained(self) -> None:
-        if self._unexplained:
-            self._differs(self._unexplained)
+        if not self._unexplained:
+            return
+        if any(weights.possible for weights in self._weights or ()):
+            self._unexplained += (
+                "; weights of classes would explain it, but its batches don't tell them"
+            )
+        self._differs(self._unexplained)
 
     def _use(self, factors: LossFactors) -> None:
         """Scores are of the gradient with these factors from now on."""
