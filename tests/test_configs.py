@@ -365,6 +365,9 @@ def test_configs_in_comments_exist() -> None:
         found = [
             f"{name}.yaml"
             for name in re.findall(r"--config leakwatch:([\w/]+)", path.read_text())
+        ] + [
+            f"experiments/{name}.yaml"
+            for name in re.findall(r"leakwatch reproduce ([\w-]+)", path.read_text())
         ]
         assert str(path.relative_to(CONFIGS)) in found
         named.update(found)

@@ -163,8 +163,8 @@ def test_unknown_command(
     assert main([command]) == 2
     assert sentence(capsys, "leakwatch") == (
         f"unknown command {command!r}; {hint}choose from fit, audit, attack, "
-        "compare-inits, trade-off, report, show, compare, export, check, dashboard, "
-        "configs."
+        "compare-inits, trade-off, reproduce, report, show, compare, export, check, "
+        "dashboard, configs."
     )
 
 
