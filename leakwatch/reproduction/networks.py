@@ -40,7 +40,8 @@ class Network:
         scheme: initialisation.
         epochs: of training; 0: none.
         images: training images, the first of each class, evenly; None: all.
-        optimizer: which one.
+        optimizer: which one; ``"fedavg"``: a federation, whose rounds are the epochs,
+            see :func:`leakwatch.reproduction.federation.federate`.
         lr: its step size.
         momentum: of SGD.
         weight_decay: L2 penalty, decoupled for ``adamw``.
@@ -58,7 +59,7 @@ class Network:
     scheme: str = "default"
     epochs: int = 0
     images: int | None = None
-    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    optimizer: Literal["sgd", "adam", "adamw", "fedavg"] = "adamw"
     lr: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -16,9 +16,10 @@ from leakwatch.reproduction import cells, networks
 from leakwatch.reproduction.cells import Cell, Lab, Outcome
 from leakwatch.reproduction.data import Pictures, open_data
 from leakwatch.reproduction.experiment import Experiment
+from leakwatch.reproduction.federation import trainer
 from leakwatch.reproduction.figures import draw
 from leakwatch.reproduction.kinds.base import Kind, check_data
-from leakwatch.reproduction.networks import Trained, train
+from leakwatch.reproduction.networks import Trained
 from leakwatch.reproduction.result import MARKS, Result
 from leakwatch.studies.cells import CellStore, Work, run_cells
 
@@ -203,7 +204,7 @@ def estimate(
     for need in whole:
         short = replace(need.network, epochs=min(1, need.network.epochs), keep=())
         if (need.data, need.name) not in known:
-            known[need.data, need.name] = train(
+            known[need.data, need.name] = trainer(short)(
                 short, pictures[need.data].module, 0, device
             )
             one = known[need.data, need.name].seconds
@@ -260,9 +261,14 @@ def _trained(
     work = [
         Work(
             name=f"train {need.place}",
-            call=train,
+            call=trainer(need.network),
             arguments=(need.network, pictures[need.data].module, need.seed, device),
-            key=(train, need.network, pictures[need.data].fingerprint, need.seed),
+            key=(
+                trainer(need.network),
+                need.network,
+                pictures[need.data].fingerprint,
+                need.seed,
+            ),
         )
         for need in needed
     ]

@@ -135,6 +135,21 @@ def test_resnet8_stage_resolution() -> None:
     assert net.stages(net.stem(torch.zeros(1, 3, 32, 32))).shape == (1, 64, 8, 8)
 
 
+def test_every_relu_of_resnet18_can_be_another_activation() -> None:
+    net = ResNet18(activation="sigmoid").eval()
+    assert not [m for m in net.modules() if isinstance(m, nn.ReLU)]
+    seen = []
+    for module in net.modules():
+        if isinstance(module, nn.Sigmoid):
+            module.register_forward_hook(lambda m, i, out: seen.append(out))
+    net(torch.randn(2, 3, 32, 32))
+    # The stem's, and two of each of eight blocks.
+    assert len(seen) == 17
+    assert all(bool(((out > 0) & (out < 1)).all()) for out in seen)
+    with pytest.raises(ValueError, match="sigmoid"):
+        ResNet18(activation="sigmoids")
+
+
 @pytest.mark.parametrize("builder", [LeNet, MLP, ResNet8, ResNet18])
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),

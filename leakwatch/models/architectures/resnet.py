@@ -120,10 +120,12 @@ class ResNet18(TorchvisionNet):
         image_size: Side of a square image, or (height, width), in pixels; only
             checked, as the average pool takes any size.
         small_stem: The stem for 32×32 images; False: that for ImageNet.
+        activation: "relu", "sigmoid", "tanh" or "gelu"; CI-Net attacks a network of
+            sigmoids.
 
     Raises:
         TypeError: A size is not an integer.
-        ValueError: A size is below 1.
+        ValueError: A size is below 1, or the activation is not known.
     """
 
     def __init__(
@@ -132,15 +134,20 @@ class ResNet18(TorchvisionNet):
         num_classes: int = 10,
         image_size: int | tuple[int, int] = 32,
         small_stem: bool = True,
+        activation: str = "relu",
     ) -> None:
         channels, classes, _, _ = checked_sizes(in_channels, num_classes, image_size)
         net = resnet18(weights=None, num_classes=classes)
+        other = make_activation(activation)
         if small_stem:
             net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
             net.maxpool = nn.Identity()
         else:
             net.conv1 = with_channels(net.conv1, channels)
         _start(net.conv1)
+        if activation != "relu":
+            for part in [m for m in net.modules() if hasattr(m, "relu")]:
+                part.relu = other
         super().__init__(net)
 
 
