@@ -64,6 +64,31 @@ _PALE = """() => {
   return [...new Set(pale.map((one) => one.textContent.trim().slice(0, 40)))];
 }"""
 
+# Words of a figure that lie over each other, or over its data.
+_COLLIDING = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+  const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  const area = plot.querySelector(".nsewdrag")?.getBoundingClientRect();
+  const words = [...plot.querySelectorAll("svg text")]
+    .filter((one) => one.textContent.trim() && one.checkVisibility())
+    .map((one) => ({ text: one.textContent, box: one.getBoundingClientRect(),
+                     note: one.closest(".annotation"),
+                     transform: one.getAttribute("transform") ?? "" }));
+  // The box of slanted words is much larger than they are.
+  const slanted = (one) => /rotate\\((?!0|-?90)/.test(one.transform);
+  const found = words.flatMap((a, i) => words.slice(i + 1)
+    .filter((b) => over(a.box, b.box) && !(slanted(a) && slanted(b)))
+    .map((b) => `${a.text} / ${b.text}`));
+  const inside = words.filter((one) => area && !one.note && over(one.box, area));
+  return [...found, ...inside.map((one) => `${one.text} / data`)]
+    .map((one) => `${plot.id}: ${one}`);
+})"""
+
+# Figures whose words have left next to no room for their data.
+_SQUEEZED = """() => [...document.querySelectorAll(".plot")].filter((plot) =>
+  plot.querySelector(".nsewdrag")?.getBoundingClientRect().height < 70)
+  .map((plot) => plot.id)"""
+
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
@@ -113,13 +138,15 @@ def opened(
 
 
 def check(page: Page, problems: list[str]) -> None:
-    """Nothing failed, sticks out, is cut without a hint, is pale, or is not drawn."""
+    """Nothing failed, sticks out, is cut, is pale, collides, or is not drawn."""
     assert problems == []
     width = page.viewport_size["width"] if page.viewport_size else 0
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(_OVERFLOW) == []
     assert page.evaluate(_CUT) == []
     assert page.evaluate(_PALE) == []
+    assert page.evaluate(_COLLIDING) == []
+    assert page.evaluate(_SQUEEZED) == []
     plots = page.locator(".plot")
     for i in range(plots.count()):
         drawn = plots.nth(i).locator(".trace, .point, .hm")
@@ -138,16 +165,3 @@ def boxes(page: Page, selector: str) -> list[dict[str, Any]]:
         selector,
     )
     return found
-
-
-def overlapping(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs of texts that lie over each other."""
-    return [
-        (a["text"], b["text"])
-        for i, a in enumerate(found)
-        for b in found[i + 1 :]
-        if a["left"] < b["right"]
-        and b["left"] < a["right"]
-        and a["top"] < b["bottom"] - 1
-        and b["top"] < a["bottom"] - 1
-    ]

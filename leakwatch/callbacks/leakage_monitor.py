@@ -107,9 +107,10 @@ class LeakageMonitor(ProbeCallback):
         report: write ``report.html`` when training ends, if plotly is installed.
         live: write it after probe steps of longer trainings too, where that costs
             less than 1 % of their time; an open page reads itself again.
-        log: what loggers get: ``"summary"``, about ten keys under ``leakwatch/``, or
-            ``"all"``: those of classes and of every score too, under
-            ``leakwatch-class/`` and ``leakwatch-detail/``.
+        log: what loggers and ``trainer.callback_metrics`` get: ``"summary"``, about ten
+            keys under ``leakwatch/``, or ``"all"``: those of classes and of every score
+            too, under ``leakwatch-class/`` and ``leakwatch-detail/``. What a callback
+            or scheduler has as its ``monitor`` is there in any case.
         log_images: send the probes' pictures to remote loggers. They are private data.
         log_ledger: send the record to W&B as an artifact when training ends; without
             pictures unless ``log_images`` sends them anyway.

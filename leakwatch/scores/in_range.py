@@ -13,11 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from torch import Tensor
-
 from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
 from leakwatch.scores.i2f import psnr
-from leakwatch.scores.measure.components import Components
 from leakwatch.scores.measure.gaussian_channel import in_components
 from leakwatch.scores.measure.pixel_range import InRange, PixelRange
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
@@ -88,7 +85,7 @@ def i2f_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """
     without = i2f_bayes_psnr(spectrum, settings)
     if spectrum.in_components:
-        return _in_components(spectrum, settings, without)
+        return _in_components(spectrum, settings, without, decibels=True)
     errors = _errors(spectrum, settings, without)
     if isinstance(errors, Value):
         return errors
@@ -143,7 +140,7 @@ def i2f_range(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """‖z − x‖ of that attacker, in pixel units: √ of the mean square over draws."""
     without = i2f_bayes(spectrum, settings)
     if spectrum.in_components:
-        return _error_in_components(spectrum, settings, without)
+        return _in_components(spectrum, settings, without, decibels=False)
     errors = _errors(spectrum, settings, without)
     if isinstance(errors, Value):
         return errors
@@ -282,41 +279,15 @@ def _next_aim(seen: list[tuple[float, float]], target: float) -> float:
 
 
 def _in_components(
-    spectrum: SampleSpectrum, settings: Settings, without: Value
+    spectrum: SampleSpectrum, settings: Settings, without: Value, *, decibels: bool
 ) -> Value:
-    """PSNR of who models the leading components of the prior and knows the range."""
-    errors = _clipped(spectrum, settings, without)
-    if isinstance(errors, Value):
-        return errors
-    squared, parts, s = errors
-    if float(squared.min()) <= 0:
-        return _PERFECT
-    peak = spectrum.d_x * settings.data_range**2
-    number = float(10 * (peak / squared).log10().mean())
-    status = in_components(parts, s, settings.data_range, number - without.number)
-    return Value(number, status)
-
-
-def _error_in_components(
-    spectrum: SampleSpectrum, settings: Settings, without: Value
-) -> Value:
-    errors = _clipped(spectrum, settings, without)
-    if isinstance(errors, Value):
-        return errors
-    squared, parts, s = errors
-    number = math.sqrt(float(squared.mean()))
-    return Value(number, in_components(parts, s, settings.data_range))
-
-
-def _clipped(
-    spectrum: SampleSpectrum, settings: Settings, without: Value
-) -> tuple[Tensor, Components, float] | Value:
-    """Squared errors, what they come from, and the noise; or the answer without them.
+    """Of who models the leading components of the prior and knows the range.
 
     Args:
         spectrum: what was measured along components.
         settings: noise and prior.
         without: the score of an attacker who doesn't know the range.
+        decibels: whether to return a PSNR, or an error in pixel units.
     """
     inside, parts, s = (
         _pixels(spectrum, settings),
@@ -330,7 +301,17 @@ def _clipped(
     if not without.status.usable or parts is None:
         return without
     squared = parts.squared_errors(s, settings.data_range)
-    return without if squared is None else (squared, parts, s)
+    if squared is None:
+        return without
+    if not decibels:
+        number = math.sqrt(float(squared.mean()))
+        return Value(number, in_components(parts, s, settings.data_range))
+    if float(squared.min()) <= 0:
+        return _PERFECT
+    peak = spectrum.d_x * settings.data_range**2
+    number = float(10 * (peak / squared).log10().mean())
+    status = in_components(parts, s, settings.data_range, number - without.number)
+    return Value(number, status)
 
 
 def _held(spectrum: SampleSpectrum, settings: Settings, value: Value) -> Value:

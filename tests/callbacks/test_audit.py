@@ -105,7 +105,7 @@ def find(rows: list[Row], quantity: str) -> dict[int | None, Row]:
 
 
 def test_quality_verdicts_and_correlations_are_recorded(tmp_path: Path) -> None:
-    watched = audit(attack=Known(lambda i: 0.5))
+    watched = audit(attack=Known(lambda i: 0.5), log="all")
     run = fit(tmp_path, watched, max_epochs=1)
     rows = rows_of(watched)
     assert {r.epoch for r in rows} == {1}

@@ -148,7 +148,7 @@ def test_values_are_those_of_the_score_function(tmp_path: Path) -> None:
 def test_the_record_holds_classes_spread_worst_samples_spectra_and_time(
     tmp_path: Path,
 ) -> None:
-    watched = monitor(probes=6)
+    watched = monitor(probes=6, log="all")
     run = fit(tmp_path, watched)
     probes, directory = watched.probes, watched.run_directory
     assert probes is not None
@@ -255,7 +255,7 @@ def test_measured_prior_and_range_are_in_the_metadata(tmp_path: Path) -> None:
 
 
 def test_a_datamodule_gives_names_and_normalisation(tmp_path: Path) -> None:
-    watched = monitor()
+    watched = monitor(log="all")
     run = trainer(tmp_path, watched)
     run.fit(Tiny(), datamodule=Data())
     assert watched.probes is not None

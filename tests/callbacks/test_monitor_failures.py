@@ -83,7 +83,7 @@ def test_an_exception_in_the_evaluation(
     caught: list[warnings.WarningMessage],
 ) -> None:
     fail_from(monkeypatch, Scoring, "evaluate", ArithmeticError("bad\nluck"), 2)
-    watched = monitor()
+    watched = monitor(log="all")
     run = fit(tmp_path, watched, max_epochs=3)
     assert run.current_epoch == 3
     (said,) = ours(caught)
@@ -180,7 +180,7 @@ def test_a_directory_that_can_t_be_written(
     assert f"nothing can be recorded in {watched.directory}" in said
     assert file.read_text() == "mine"
     assert watched.run_directory is None
-    assert "leakwatch-detail/i2f_psnr/worst" in run.callback_metrics
+    assert "leakwatch/psnr/worst" in run.callback_metrics
     text = (Path(logger.log_dir) / "metrics.csv").read_text()
     assert "leakwatch/psnr/worst" in text.splitlines()[0]
 

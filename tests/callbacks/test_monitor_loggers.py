@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from monitor_cases import (
     Tiny,
@@ -23,9 +24,10 @@ from wandb_file import history, kept, media
 
 import leakwatch
 from leakwatch.callbacks import LeakageGate, LeakageMonitor
+from leakwatch.callbacks._recording.loggers import _samples as samples_of
 from leakwatch.callbacks._recording.loggers import publish_scalars
 from leakwatch.callbacks._recording.summary import scalars_of
-from leakwatch.reporting import Row
+from leakwatch.reporting import Quantity, Row, log_scalars
 
 NAMES = ("ant", "bee", "cat")
 
@@ -51,6 +53,7 @@ OVERVIEW = {
     "leakwatch/psnr/class_gap",
     "leakwatch/samples/known",
     "leakwatch/samples/unknown",
+    "leakwatch/samples/bounds",
     "leakwatch/seconds",
     "leakwatch/time_fraction",
 }
@@ -74,12 +77,16 @@ def test_the_keys_are_an_api(tmp_path: Path) -> None:
 
 def test_loggers_get_ten_keys_unless_asked_for_all(tmp_path: Path) -> None:
     logger, watched = CSVLogger(tmp_path), monitor()
-    run = fit(tmp_path, watched, logger=logger)
-    own = {key for key in csv_rows(logger)[0] if key.startswith("leakw")}
+    key = "leakwatch-detail/i2f/p95"
+    best = ModelCheckpoint(tmp_path / "best", monitor=key)
+    run = fit(tmp_path, watched, best, logger=logger, enable_checkpointing=True)
+    own = {k for k in csv_rows(logger)[0] if k.startswith("leakw")}
     axes = {"leakwatch/epoch", "leakwatch/step"}
     assert own == OVERVIEW | axes | {"leakwatch/lavp_l2_max/median"}
-    # What no logger draws can be monitored all the same.
-    assert "leakwatch-detail/i2f/p95" in run.callback_metrics
+    # Callbacks have the same, and what one of them asks for.
+    metrics = {k for k in run.callback_metrics if k.startswith("leakw")}
+    assert metrics == own - axes | {key}
+    assert best.best_model_score == run.callback_metrics[key]
 
 
 def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
@@ -274,8 +281,8 @@ def test_wandb_holds_every_row_and_key(tmp_path: Path, offline: Path) -> None:
         # Each step adds its own rows to one table.
         samples = media(tmp_path, row["leakwatch/samples"])
         head, epoch = samples["columns"], row["leakwatch/epoch"]
-        assert head[:4] == ["epoch", "step", "sample", "class"]
-        assert head[4:-1] == [s.name for s in watched.scores]
+        assert head[:5] == ["epoch", "step", "sample", "class", "bounds"]
+        assert head[5:-1] == [s.name for s in watched.scores]
         assert len(samples["data"]) == 3
         for cells in samples["data"]:
             cell = dict(zip(head, cells, strict=True))
@@ -302,6 +309,20 @@ def test_wandb_holds_every_row_and_key(tmp_path: Path, offline: Path) -> None:
     )
     assert not any("image" in str(row.get(k)) for row in rows for k in row)
     assert not list(tmp_path.rglob("*.png"))
+
+
+def test_the_table_names_what_is_a_bound() -> None:
+    said = "estimated: exposure is at least that: more may be seen"
+    rows = [
+        Row(0, 0, 7, 0, "i2f_psnr", 20.0, said),
+        Row(0, 0, 7, 0, "i2f", 0.2, said),
+        Row(0, 0, 7, 0, "loss", 0.2),
+        Row(0, 0, 8, 0, "i2f_psnr", 20.0),
+    ]
+    low = {"i2f": Quantity("i2f", "", "higher = less exposed")}
+    found = [sample["bounds"] for sample in samples_of(rows, NAMES, low)]
+    assert found == ["≥ i2f_psnr, ≤ i2f", ""]
+    assert log_scalars(rows)["leakwatch/samples/bounds"] == 1.0
 
 
 def test_wandb_knows_settings_axes_and_what_to_keep(

@@ -134,7 +134,7 @@ def test_early_stopping_monitors_it(tmp_path: Path, validated: bool) -> None:
 
 
 def test_every_key_can_be_monitored(tmp_path: Path) -> None:
-    watched = monitor()
+    watched = monitor(log="all")
     run = fit(tmp_path, watched)
     latest = watched.state_dict()["latest"]
     assert {"leakwatch-class/2/i2f_psnr", "leakwatch/seconds", KEY} <= set(latest)
@@ -233,7 +233,8 @@ def test_evaluation_does_nothing(tmp_path: Path) -> None:
 
 
 def test_two_monitors_in_one_trainer(tmp_path: Path) -> None:
-    one, two = monitor(), monitor(name="second", dtype="float64", scores=["lavp"])
+    one = monitor(log="all")
+    two = monitor(name="second", dtype="float64", scores=["lavp"], log="all")
     run = fit(tmp_path, one, two, max_epochs=2)
     assert one.run_directory == str(tmp_path / "leakwatch-run")
     assert two.run_directory == str(tmp_path / "second-run")

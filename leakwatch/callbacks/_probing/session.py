@@ -26,7 +26,12 @@ from leakwatch.callbacks._recording.run_metadata import (
     new_run_name,
     run_directory,
 )
-from leakwatch.callbacks._recording.summary import scalars_of, sentence, time_fraction
+from leakwatch.callbacks._recording.summary import (
+    logged,
+    scalars_of,
+    sentence,
+    time_fraction,
+)
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
 from leakwatch.status import describe_error
@@ -176,8 +181,9 @@ class ProbeSession:
     ) -> None:
         """Gives the latest values to callbacks that monitor them; loggers have them.
 
-        Within an epoch only keys that something monitors: Lightning goes through all
-        that was logged again after every batch.
+        The keys that loggers get, and any that something monitors. Within an epoch the
+        latter alone: Lightning goes through all that was logged again after every
+        batch.
 
         Args:
             trainer: the trainer.
@@ -190,10 +196,13 @@ class ProbeSession:
         self._unoffered = False
         if trainer.barebones:  # nothing can be logged then, and nothing listens
             return
+        probing, latest = self._probing, self._progress.latest
         wanted = _monitored(trainer)
+        if ended:
+            wanted |= logged(latest, probing.name, probing.logged).keys()
         try:
-            for key, value in self._progress.latest.items():
-                if ended or key in wanted:
+            for key, value in latest.items():
+                if key in wanted:
                     module.log(
                         key,
                         value,

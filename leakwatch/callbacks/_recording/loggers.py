@@ -21,7 +21,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from leakwatch.reporting import Row
+from leakwatch.reporting import Quantity, Row
+from leakwatch.reporting.quantities import describe
+from leakwatch.reporting.words import sign_of_bound
 
 __all__ = [
     "GrowingTable",
@@ -186,18 +188,23 @@ class GrowingTable:
         loggers: Iterable[Logger],
         rows: Sequence[Row],
         class_names: Sequence[str] | None,
+        quantities: Mapping[str, Quantity],
         *,
         axes: Mapping[str, int],
     ) -> list[str]:
         """Adds what one step recorded of each sample.
 
+        The column ``bounds`` names quantities of which exposure is at least what their
+        column says, and maybe more.
+
         Args:
             loggers: of the trainer.
             rows: what was recorded.
             class_names: by label.
+            quantities: descriptions, which give the directions.
             axes: key → where on the axes this is.
         """
-        samples = _samples(rows, class_names)
+        samples = _samples(rows, class_names, quantities)
         if not samples:
             return []
         # The first step decides: W&B can't add columns to a table that is there.
@@ -343,7 +350,11 @@ def _log_wandb(
     logger.experiment.log({**payload, **axes})  # type: ignore[attr-defined]
 
 
-def _samples(rows: Sequence[Row], names: Sequence[str] | None) -> list[dict[str, Any]]:
+def _samples(
+    rows: Sequence[Row],
+    names: Sequence[str] | None,
+    described: Mapping[str, Quantity],
+) -> list[dict[str, Any]]:
     """Column → cell of each sample."""
     quantities = list(dict.fromkeys(r.quantity for r in rows if r.sample is not None))
     cells: dict[int, dict[str, Row]] = {}
@@ -361,6 +372,11 @@ def _samples(rows: Sequence[Row], names: Sequence[str] | None) -> list[dict[str,
                 "step": first.step,
                 "sample": sample,
                 "class": _name(first.label, names),
+                "bounds": ", ".join(
+                    sign_of_bound(q, True, describe(q, described).sign)
+                    for q, row in measured.items()
+                    if row.bound
+                ),
                 **{
                     q: _finite(measured[q].value) if q in measured else None
                     for q in quantities

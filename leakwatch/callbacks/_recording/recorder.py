@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from leakwatch.callbacks._recording import loggers as publish
 from leakwatch.callbacks._recording.pictures import attack_panels, captions, pictures
 from leakwatch.callbacks._recording.run_metadata import PastRecord, created, open_ledger
+from leakwatch.callbacks._recording.summary import logged
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import (
     RiskLedger,
@@ -166,20 +167,19 @@ class Recorder:
         """
         prefix, step = self._prefix, rows[-1].step
         axes = self._axes(rows)
-        everything = self._log == "all"
-        shown_scalars = {
-            key: value
-            for key, value in scalars.items()
-            if everything or key.startswith(f"{prefix}/")
-        }
+        shown_scalars = logged(scalars, prefix, self._log)
         refused = self._define(loggers, shown_scalars)
         refused += publish.publish_scalars(
             loggers, {**shown_scalars, **axes}, step=step
         )
         refused += self._table.publish(
-            loggers, without_layers(rows), self._probes.class_names, axes=axes
+            loggers,
+            without_layers(rows),
+            self._probes.class_names,
+            quantities_from_metadata(self._metadata),
+            axes=axes,
         )
-        if everything and spectra is not None:
+        if self._log == "all" and spectra is not None:
             refused += publish.publish_spectrum(
                 loggers,
                 spectra["eigenvalues"],

@@ -17,7 +17,7 @@ from leakwatch.reporting import (
 from leakwatch.reporting.quantities import HEADLINES, knows
 from leakwatch.reporting.words import least
 
-__all__ = ["scalars_of", "sentence", "time_fraction"]
+__all__ = ["logged", "scalars_of", "sentence", "time_fraction"]
 
 # More classes than this get keys of their own for the predicted PSNR only.
 _MOST_CLASS_KEYS = 20
@@ -62,6 +62,21 @@ def scalars_of(
         prefix=prefix,
     )
     return {key: float(value) for key, value in scalars.items()}
+
+
+def logged(scalars: Mapping[str, float], prefix: str, log: str) -> dict[str, float]:
+    """What loggers get, and callbacks that don't ask for a key.
+
+    Args:
+        scalars: key → number.
+        prefix: first part of the keys.
+        log: ``"summary"`` for about ten of them, ``"all"``.
+    """
+    return {
+        key: value
+        for key, value in scalars.items()
+        if log == "all" or key.startswith(f"{prefix}/")
+    }
 
 
 def sentence(

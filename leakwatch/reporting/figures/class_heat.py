@@ -1,4 +1,4 @@
-"""Classes over training: the mean predicted PSNR of each at every probe."""
+"""Heat maps of classes: the mean predicted PSNR of each at every probe, or run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leakwatch.reporting.statistics.aggregates import summarize_classes
 from leakwatch.reporting.statistics.headline import find_headline
 from leakwatch.reporting.words import moment_words
 
-__all__ = ["classes_over_epochs"]
+__all__ = ["classes_over_epochs", "heat_map"]
 
 # Height of one class, pixels.
 _LINE: Final = 22
@@ -50,20 +50,44 @@ def classes_over_epochs(
     labels = sorted({label for row in means.values() for label in row})
     if len(moments) < 2 or len(labels) < 2:
         return None
-    low, high = style.decibel_range(v for row in means.values() for v in row.values())
-    figure = style.new_figure(
+    return heat_map(
         "Classes over training",
         f"mean {headline.quantity} of each class, dB; brighter = more exposed"
         + ("; of bounds: exposure is at least that" if bounds else ""),
-        150 + _LINE * len(labels),
-    )
-    figure.add_heatmap(
-        x=[moment_words(moment) for moment in moments],
-        y=[style.text(class_label(label, class_names)) for label in labels],
-        z=[
-            style.drawable([means[moment].get(label, math.nan) for moment in moments])
+        [moment_words(moment) for moment in moments],
+        [style.text(class_label(label, class_names)) for label in labels],
+        [
+            [means[moment].get(label, math.nan) for moment in moments]
             for label in labels
         ],
+    )
+
+
+def heat_map(
+    title: str,
+    subtitle: str,
+    columns: Sequence[str],
+    classes: Sequence[str],
+    values: Sequence[Sequence[float]],
+) -> Any:
+    """Draw a PSNR of classes in several columns.
+
+    Args:
+        title: Of the figure.
+        subtitle: Below it.
+        columns: Their names, escaped.
+        classes: Names of the rows, escaped.
+        values: A row for each class, dB; NaN is a gap.
+
+    Returns:
+        A plotly figure.
+    """
+    low, high = style.decibel_range(value for row in values for value in row)
+    figure = style.new_figure(title, subtitle, 150 + _LINE * len(classes))
+    figure.add_heatmap(
+        x=list(columns),
+        y=list(classes),
+        z=[style.drawable(row) for row in values],
         zmin=low,
         zmax=high,
         colorscale="Cividis",

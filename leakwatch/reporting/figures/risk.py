@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 
 from leakwatch.reporting.figures import style
+from leakwatch.reporting.figures.levels import (
+    levels_of_psnr,
+    lines_of_levels,
+    names_of_levels,
+)
 from leakwatch.reporting.ledger.rows import Row, status_reason, status_word
 from leakwatch.reporting.ledger.table import Column, LedgerTable
 from leakwatch.reporting.quantities import (
@@ -28,13 +33,7 @@ from leakwatch.reporting.statistics.aggregates import (
     summarize,
     worst_samples,
 )
-from leakwatch.reporting.words import (
-    CLEARLY_ABOVE,
-    HARDLY_BELOW,
-    count,
-    moment_words,
-    number,
-)
+from leakwatch.reporting.words import count, moment_words, number
 
 
 def risk_over_epochs(
@@ -194,6 +193,9 @@ def _risk_traces(
         }
     )
     drawn = np.concatenate([column.values[column.usable] for column in columns])
+    predicts = quantity.name in (*HEADLINES, *ACHIEVED)
+    levels = levels_of_psnr(floor) if predicts and drawn.size else []
+    traces += names_of_levels(levels)
     layout = {
         "xaxis.title.text": x_title,
         **{f"xaxis.{key}": value for key, value in style.whole_ticks(x).items()},
@@ -205,7 +207,7 @@ def _risk_traces(
         )
         if quantity.logarithmic
         else None,
-        "shapes": _rules_of_thumb(quantity, floor) if drawn.size else [],
+        "shapes": lines_of_levels(levels),
         "annotations": _excuse([s.reason for s in summaries if s.used == 0], columns),
     }
     return traces, layout
@@ -217,45 +219,6 @@ def _of_bounds(summary: Summary) -> str:
     return (
         f"<br>{summary.bounds} of {summary.used} are bounds: exposure is at least that"
     )
-
-
-def _rules_of_thumb(quantity: Quantity, floor: float | None) -> list[dict[str, Any]]:
-    predicts = quantity.name in (*HEADLINES, *ACHIEVED)
-    return recognisable(floor) if predicts else []
-
-
-def recognisable(floor: float | None = None) -> list[dict[str, Any]]:
-    """Return lines where pictures become recognisable, and the floor.
-
-    Args:
-        floor: PSNR (dB) of a blind guess.
-    """
-    lines = [
-        (CLEARLY_ABOVE, "clearly recognisable above", "end"),
-        (HARDLY_BELOW, "hardly recognisable below", "end"),
-    ]
-    if floor is not None:
-        # At the other end: it is often near one of those above.
-        lines.append((floor, "blind guess", "start"))
-    return [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": level,
-            "y1": level,
-            "layer": "below",
-            "line": {"color": style.GREY, "width": 1, "dash": "dot"},
-            "label": {
-                "text": words,
-                "textposition": place,
-                "yanchor": "bottom",
-                "font": {"size": 10, "color": style.GREY},
-            },
-        }
-        for level, words, place in lines
-    ]
 
 
 def _bars_of_one(

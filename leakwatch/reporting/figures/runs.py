@@ -9,7 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from leakwatch.reporting.figures import style
-from leakwatch.reporting.figures.risk import recognisable
+from leakwatch.reporting.figures.class_heat import heat_map
+from leakwatch.reporting.figures.levels import (
+    levels_of_psnr,
+    lines_of_levels,
+    names_of_levels,
+)
 from leakwatch.reporting.statistics.aggregates import summarize, summarize_classes
 from leakwatch.reporting.statistics.runs import RecordedRun
 
@@ -18,8 +23,6 @@ __all__ = ["classes_of_runs", "runs_over_epochs", "samples_of_runs"]
 _COLOURS: Final = (style.BLUE, *style.LINES, style.GREY)
 _DASHES: Final = ("solid", "dash", "dot")
 _SPREAD: Final = 0.3
-_LINE: Final = 22
-_WORDS: Final = 0.3
 
 
 def runs_over_epochs(runs: Sequence[RecordedRun]) -> Any | None:
@@ -83,13 +86,19 @@ def runs_over_epochs(runs: Sequence[RecordedRun]) -> Any | None:
         )
     if not figure.data:
         return None
-    figure.update_layout(shapes=recognisable())
+    _add_levels(figure)
     figure.update_xaxes(title_text="completed epochs", tickformat="d")
     figure.update_yaxes(
         title_text="predicted PSNR [dB]<br><i>higher = more exposed</i>",
         range=style.decibel_range(seen),
     )
     return figure
+
+
+def _add_levels(figure: Any) -> None:
+    levels = levels_of_psnr()
+    figure.update_layout(shapes=lines_of_levels(levels), showlegend=True)
+    figure.add_traces(names_of_levels(levels))
 
 
 def _carets(runs: Sequence[RecordedRun]) -> str:
@@ -110,7 +119,6 @@ def samples_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
         "a dot is a sample, at the same place in each column; bar: median"
         + _carets(runs),
         440,
-        showlegend=False,
     )
     seen: list[float] = []
     for place, run in enumerate(runs):
@@ -125,6 +133,7 @@ def samples_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
             x=[place + float(s) for s in shift],
             y=style.drawable(values),
             mode="markers",
+            showlegend=False,
             marker={
                 "size": 7,
                 "opacity": 0.75,
@@ -146,17 +155,17 @@ def samples_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
             y=style.drawable([median, median]),
             mode="lines",
             line={"color": style.INK, "width": 2.5},
+            showlegend=False,
             hoverinfo="skip",
         )
     if not figure.data:
         return None
-    figure.update_layout(shapes=recognisable())
+    _add_levels(figure)
     figure.update_xaxes(
         tickmode="array",
         tickvals=list(range(len(runs))),
         ticktext=[style.short(run.label, 24) for run in runs],
-        # Words about the lines stand to the right of the last run.
-        range=[-0.6, len(runs) - 0.4 + _WORDS * len(runs)],
+        range=[-0.6, len(runs) - 0.4],
         showgrid=False,
     )
     figure.update_yaxes(
@@ -187,25 +196,12 @@ def classes_of_runs(runs: Sequence[RecordedRun]) -> Any | None:
     names = sorted({pair for row in means for pair in row})
     if len(names) < 2:
         return None
-    low, high = style.decibel_range(v for row in means for v in row.values())
-    figure = style.new_figure(
+    return heat_map(
         "Classes by run",
         "mean predicted PSNR of each class at the last probe; brighter = more exposed, "
         "gaps are not known"
         + ("; of bounds: exposure is at least that" if _carets(runs) else ""),
-        150 + _LINE * len(names),
+        [style.short(run.label, 24) for run in runs],
+        [style.short(name, 30) for _, name in names],
+        [[row.get(name, math.nan) for row in means] for name in names],
     )
-    figure.add_heatmap(
-        x=[style.short(run.label, 24) for run in runs],
-        y=[style.short(name, 30) for _, name in names],
-        z=[style.drawable([row.get(n, math.nan) for row in means]) for n in names],
-        zmin=low,
-        zmax=high,
-        colorscale="Cividis",
-        colorbar={"ticksuffix": " dB", "thickness": 12},
-        hoverongaps=False,
-        hovertemplate="%{y}, %{x}: %{z:.1f} dB<extra></extra>",
-    )
-    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
-    figure.update_xaxes(type="category", showgrid=False)
-    return figure

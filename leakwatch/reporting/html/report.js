@@ -11,6 +11,7 @@
       "font.color": ink, "xaxis.gridcolor": grid, "yaxis.gridcolor": grid,
       "xaxis.linecolor": soft, "yaxis.linecolor": soft,
       "xaxis.tickcolor": soft, "yaxis.tickcolor": soft,
+      "legend.yref": "container", "legend.yanchor": "bottom", "legend.y": 0,
       "hoverlabel.bgcolor": colour("--panel"), "hoverlabel.font.color": ink,
     };
   };
@@ -25,14 +26,24 @@
     document.head.append(script);
   };
 
+  // On a phone the legend takes many lines; the data keep half of the height.
+  const leaveRoom = async (div, height) => {
+    const area = div.querySelector(".nsewdrag");
+    const missing = area ? height / 2 - area.getBoundingClientRect().height : 0;
+    div.style.height = `${height + Math.max(missing, 0)}px`;
+    if (missing > 0) { await Plotly.relayout(div, { height: height + missing }); }
+  };
+
   const draw = async (div) => {
     const data = document.getElementById(`${div.id}-data`).textContent;
     const ink = JSON.stringify(colour("--ink"));
     const figure = JSON.parse(data.replaceAll('"#222222"', ink));
     if (matchMedia("(pointer: coarse)").matches) { figure.layout.dragmode = false; }
     const options = { responsive: true, displayModeBar: false };
+    const { height } = figure.layout;
     await Plotly.newPlot(div, figure.data, figure.layout, options);
     await Plotly.relayout(div, theme());
+    await leaveRoom(div, height);
     const select = document.getElementById(`${div.id}-select`);
     if (select) {
       select.onchange = () => {

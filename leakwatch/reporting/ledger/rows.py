@@ -67,6 +67,11 @@ class Row:
         """
         return is_usable(self.value, self.status)
 
+    @property
+    def bound(self) -> bool:
+        """Whether exposure is at least that, and maybe more."""
+        return self.usable and is_bound(self.status)
+
 
 def status_word(status: str) -> str:
     """Return the word before the colon.

@@ -62,9 +62,10 @@ def log_scalars(
 
     Keys of the headline, whichever quantity it is: ``<prefix>/psnr/<median|worst>``,
     ``…/psnr/share_above_20`` of the samples with a number, ``…/psnr/class_gap``
-    (highest minus lowest mean of a class, dB), ``<prefix>/samples/<known|unknown>``.
-    Beside them ``<prefix>/lavp_l2_max/median``, ``<prefix>/<seconds|time_fraction>``
-    and ``<prefix>/audit/<near|random>/<psnr/median|psnr/worst|recovered|conclusive>``.
+    (highest minus lowest mean of a class, dB),
+    ``<prefix>/samples/<known|unknown|bounds>``. Beside them
+    ``<prefix>/lavp_l2_max/median``, ``<prefix>/<seconds|time_fraction>`` and
+    ``<prefix>/audit/<near|random>/<psnr/median|psnr/worst|recovered|conclusive>``.
 
     All others: ``<prefix>-class/<class>/<quantity>``,
     ``<prefix>-detail/<quantity>/<median|p05|p95|worst|class_ratio|class_gini>``, and
@@ -154,6 +155,7 @@ def _headline(now: LedgerTable) -> dict[str, float]:
         "psnr/class_gap": spread.difference,
         "samples/known": float(summary.used),
         "samples/unknown": float(summary.count - summary.used),
+        "samples/bounds": float(summary.bounds),
     }
 
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from leakwatch.reporting.quantities import HEADLINES, knows
 from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
-from leakwatch.reporting.words import count, decibels
+from leakwatch.reporting.words import NO_RANKS, count, decibels, least
 from leakwatch.studies.initializations.points import Point
-from leakwatch.studies.initializations.ranking import Verdict
+from leakwatch.studies.initializations.ranking import Ranked, Verdict
 
 __all__ = ["conclude"]
 
@@ -48,25 +48,30 @@ def _order(verdict: Verdict, prior: str) -> str:
     name = verdict.quantity.name
     of_whom = f" of an attacker who {knows(name, prior)}" if name in HEADLINES else ""
     what = f"mean predicted PSNR{of_whom} ({name})"
-    most, least = verdict.ranked[0], verdict.ranked[-1]
+    most, lowest = verdict.ranked[0], verdict.ranked[-1]
     if len(verdict.ranked) == 1:
-        return f"{most.scheme}: {decibels(most.mean)}, {what}."
-    if not verdict.told_apart(most.scheme, least.scheme):
+        return f"{most.scheme}: {_mean(most)}, {what}."
+    if not verdict.told_apart(most.scheme, lowest.scheme):
+        why = f" {NO_RANKS[0].upper()}{NO_RANKS[1:]}." if lowest.bounds else ""
         return (
             f"No initialisation is shown to expose less than another: "
-            f"{decibels(least.mean)} for {least.scheme} to {decibels(most.mean)} for "
-            f"{most.scheme}, {what}."
+            f"{_mean(lowest)} for {lowest.scheme} to {_mean(most)} for "
+            f"{most.scheme}, {what}.{why}"
         )
     alike = [
         group.scheme
         for group in verdict.ranked[1:-1]
-        if not verdict.told_apart(group.scheme, least.scheme)
+        if not verdict.told_apart(group.scheme, lowest.scheme)
     ]
     also = f" (not told apart from it: {', '.join(alike)})" if alike else ""
     return (
-        f"{least.scheme} exposes least{also}: {decibels(least.mean)} against "
-        f"{decibels(most.mean)} for {most.scheme}, {what}."
+        f"{lowest.scheme} exposes least{also}: {_mean(lowest)} against "
+        f"{_mean(most)} for {most.scheme}, {what}."
     )
+
+
+def _mean(group: Ranked) -> str:
+    return least(decibels(group.mean), group.bounds > 0)
 
 
 def _confirmed(

@@ -10,7 +10,7 @@ from typing import Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from leakwatch.reporting.ledger.rows import is_usable
+from leakwatch.reporting.ledger.rows import is_bound, is_usable
 from leakwatch.reporting.quantities import Quantity
 
 Moment = Literal["initial", "trained"]
@@ -53,6 +53,11 @@ class Point:
         """Whether the value may be read as a number."""
         return is_usable(self.value, self.status)
 
+    @property
+    def bound(self) -> bool:
+        """Whether exposure is at least that, and maybe more."""
+        return self.usable and is_bound(self.status)
+
     def row(self) -> dict[str, object]:
         """The fields by name, NaN as ``None``: JSON has no NaN."""
         row = asdict(self)
@@ -90,12 +95,7 @@ def cells(
     Returns:
         ``(schemes, seeds, samples)``, NaN where nothing is usable.
     """
-    places: Mapping[tuple[str, int, int], tuple[int, int, int]] = {
-        (scheme, seed, sample): (i, j, k)
-        for i, scheme in enumerate(schemes)
-        for j, seed in enumerate(seeds)
-        for k, sample in enumerate(samples)
-    }
+    places = _places(schemes, seeds, samples)
     repeats: dict[tuple[int, int, int], list[float]] = {}
     for p in points:
         if p.usable and not (log and p.value <= 0):
@@ -106,3 +106,29 @@ def cells(
     for place, numbers in repeats.items():
         out[place] = sum(numbers) / len(numbers)
     return out
+
+
+def bounded(
+    points: Iterable[Point],
+    schemes: Sequence[str],
+    seeds: Sequence[int],
+    samples: Sequence[int],
+) -> npt.NDArray[np.bool_]:
+    """Where exposure is at least what `cells` has, and maybe more; the same shape."""
+    places = _places(schemes, seeds, samples)
+    out = np.zeros((len(schemes), len(seeds), len(samples)), bool)
+    for p in points:
+        if p.bound:
+            out[places[p.scheme, p.seed, p.sample]] = True
+    return out
+
+
+def _places(
+    schemes: Sequence[str], seeds: Sequence[int], samples: Sequence[int]
+) -> Mapping[tuple[str, int, int], tuple[int, int, int]]:
+    return {
+        (scheme, seed, sample): (i, j, k)
+        for i, scheme in enumerate(schemes)
+        for j, seed in enumerate(seeds)
+        for k, sample in enumerate(samples)
+    }

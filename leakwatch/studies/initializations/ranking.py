@@ -13,7 +13,7 @@ from scipy.special import ndtri, stdtrit
 
 from leakwatch.checks import check_number
 from leakwatch.reporting.quantities import Quantity
-from leakwatch.reporting.words import number
+from leakwatch.reporting.words import NO_RANKS, count, number, sign_of_bound
 
 # A group of which less than this share is known has no rank.
 _KNOWN: Final = 0.5
@@ -29,10 +29,12 @@ class Ranked:
     Attributes:
         scheme: its name.
         mean: over seeds and samples; geometric where values spread over decades.
-        low: lower end of the interval of the mean.
+        low: lower end of the interval of the mean; NaN where values are bounds.
         high: upper end.
         used: cells (seed × sample) that have a value.
         count: cells in all.
+        bounds: how many of ``used`` are bounds: with any, exposure is at least what the
+            mean says.
     """
 
     scheme: str
@@ -41,6 +43,7 @@ class Ranked:
     high: float
     used: int
     count: int
+    bounds: int = 0
 
 
 @final
@@ -80,6 +83,10 @@ class Verdict:
             out += group.scheme
         return out
 
+    def written(self, group: Ranked) -> str:
+        """Its mean in words; of bounds with the sign of one."""
+        return sign_of_bound(number(group.mean), group.bounds > 0, self.quantity.sign)
+
     def without_intervals(self, why: str) -> Verdict:
         """The same means, where too little is known to tell any of them apart.
 
@@ -95,7 +102,7 @@ class Verdict:
         unit = f" {self.quantity.unit}" if self.quantity.unit else ""
         lines = [f"{self.quantity.name}, most exposed first: {self.order or '–'}"]
         lines += [
-            f"  {r.scheme}: {number(r.mean)}{unit} "
+            f"  {r.scheme}: {self.written(r)}{unit} "
             f"[{_end(r.low)}, {_end(r.high)}], {r.used} of {r.count}"
             for r in self.ranked
         ]
@@ -115,12 +122,14 @@ def rank(
     level: float = 0.95,
     resamples: int = 4000,
     notes: Sequence[str] = (),
+    bounds: npt.NDArray[np.bool_] | None = None,
 ) -> Verdict:
     """Rank groups by how exposed a quantity says that they are.
 
     Two groups are told apart when the interval of the difference of their means, over
     the same samples, excludes zero. Intervals are widened as Student's t is for as
-    few seeds, or samples, as there are.
+    few seeds, or samples, as there are. A group with bounds is never told apart from
+    one that seems more exposed: it may be as exposed, or more.
 
     Args:
         values: ``(schemes, seeds, samples)``, logarithms to base 10 if ``log``.
@@ -130,6 +139,8 @@ def rank(
         level: coverage of intervals, in (0, 1).
         resamples: of the bootstrap.
         notes: to add to those made here.
+        bounds: of which values exposure is at least that, shape of ``values``; none by
+            default.
 
     Raises:
         ValueError: the quantity has no direction, or the level is out of range.
@@ -149,7 +160,11 @@ def rank(
         )
     _, seeds, samples = values.shape
     draws = resampled_means(values, resamples=resamples)
-    used = (~np.isnan(values)).sum((1, 2))
+    present = ~np.isnan(values)
+    used = present.sum((1, 2))
+    some = (
+        np.zeros(len(values), int) if bounds is None else (present & bounds).sum((1, 2))
+    )
     means = [
         float(np.nanmean(v)) if n else math.nan
         for v, n in zip(values, used, strict=True)
@@ -158,7 +173,11 @@ def rank(
     for i, (scheme, mean) in enumerate(zip(schemes, means, strict=True)):
         ends = widened_interval(draws[i], mean, level, _degrees(seeds, samples, 1))
         centre, low, high = (10.0**v if log else v for v in (mean, *ends))
-        groups.append(Ranked(scheme, centre, low, high, int(used[i]), seeds * samples))
+        group = Ranked(scheme, centre, low, high, int(used[i]), seeds * samples)
+        if some[i]:
+            # What lies above a bound is not known.
+            group = replace(group, low=math.nan, high=math.nan, bounds=int(some[i]))
+        groups.append(group)
     places = [i for i, g in enumerate(groups) if g.used > _KNOWN * g.count]
     places.sort(key=lambda i: -quantity.sign * groups[i].mean)
     pairs = [(i, j) for place, i in enumerate(places) for j in places[place + 1 :]]
@@ -171,7 +190,8 @@ def rank(
             shared,
             _degrees(seeds, samples, 2),
         )
-        if ends[0] > 0 or ends[1] < 0:
+        # j seems less exposed, and may be more so where its values are bounds.
+        if (ends[0] > 0 or ends[1] < 0) and not groups[j].bounds:
             apart.add(frozenset((schemes[i], schemes[j])))
     return Verdict(
         quantity=quantity,
@@ -179,7 +199,7 @@ def rank(
         apart=frozenset(apart),
         unknown=tuple(g for i, g in enumerate(groups) if i not in places),
         level=level,
-        notes=(*_limits(seeds, samples), *notes),
+        notes=(*_limits(seeds, samples), *_of_bounds(groups), *notes),
     )
 
 
@@ -201,6 +221,14 @@ def _limits(seeds: int, samples: int) -> list[str]:
     if samples == 1:
         limits.append("one sample: intervals leave out how much samples differ.")
     return limits
+
+
+def _of_bounds(groups: Sequence[Ranked]) -> list[str]:
+    some, used = sum(g.bounds for g in groups), sum(g.used for g in groups)
+    if not some:
+        return []
+    names = ", ".join(g.scheme for g in groups if g.bounds)
+    return [f"{some} of {count(used, 'value')} ({names}) are bounds; {NO_RANKS}."]
 
 
 def _end(value: float) -> str:

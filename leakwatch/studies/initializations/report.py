@@ -83,8 +83,8 @@ def comparison_figure(ranking: Ranking) -> Any:
         about, verdict = quantity.about, quantity.verdict
         unknown = {u.scheme for u in verdict.unknown}
         groups[about.name] = [
-            _dots(ranking, [p for p in quantity.points if p.usable], place),
-            _means(verdict.ranked, place),
+            _dots(ranking, quantity, place),
+            _means(verdict, place),
         ]
         layouts[about.name] = {
             "yaxis.title.text": style.axis_title(about),
@@ -98,11 +98,13 @@ def comparison_figure(ranking: Ranking) -> Any:
                 for s in ranking.schemes
             ],
         }
+    bounds = any(p.bound for quantity in ranking.quantities for p in quantity.points)
     figure = style.new_figure(
         f"What gradients give away {_WHEN[ranking.moment]}",
         f"noise of standard deviation {ranking.noise_std}; a point is "
         "one sample under one seed, hollow: the attack failed; bar: mean and 95 % "
-        "interval of all points, hollow ones included",
+        "interval of all points, hollow ones included"
+        + (f"; {style.CARETS}" if bounds else ""),
         460,
         showlegend=False,
     )
@@ -118,9 +120,11 @@ def comparison_figure(ranking: Ranking) -> Any:
 
 
 def _dots(
-    ranking: Ranking, points: list[Point], place: Mapping[str, int]
+    ranking: Ranking, quantity: RankedQuantity, place: Mapping[str, int]
 ) -> dict[str, Any]:
     """All values; each sample keeps its place within a column, so lines can be seen."""
+    points = [p for p in quantity.points if p.usable]
+    symbols = style.markers((p.bound for p in points), quantity.about.sign)
     total = max(len(ranking.samples) - 1, 1)
     shift = {s: _SPREAD * (2 * i / total - 1) for i, s in enumerate(ranking.samples)}
     colours = [style.BLUE, *style.LINES]
@@ -135,7 +139,12 @@ def _dots(
             "opacity": 0.75,
             "color": [colour[p.seed] for p in points],
             "symbol": [
-                "circle-open" if p.matched is False else "circle" for p in points
+                "circle-open" if p.matched is False else symbol
+                for p, symbol in zip(
+                    points,
+                    [symbols] * len(points) if isinstance(symbols, str) else symbols,
+                    strict=True,
+                )
             ],
         },
         "customdata": [
@@ -143,13 +152,15 @@ def _dots(
             f"{style.sample_name(p.sample, p.label, ranking.class_names)}"
             + ("" if p.repeat is None else f"<br>run {p.repeat}")
             + ("<br>gradient not matched" if p.matched is False else "")
+            + ("<br>exposed at least so much" if p.bound else "")
             for p in points
         ],
         "hovertemplate": "%{customdata}<br>%{y:.4g}<extra></extra>",
     }
 
 
-def _means(ranked: Sequence[Ranked], place: Mapping[str, int]) -> dict[str, Any]:
+def _means(verdict: Verdict, place: Mapping[str, int]) -> dict[str, Any]:
+    ranked = verdict.ranked
     return {
         "type": "scatter",
         "x": [place[r.scheme] for r in ranked],
@@ -165,8 +176,10 @@ def _means(ranked: Sequence[Ranked], place: Mapping[str, int]) -> dict[str, Any]
         },
         "mode": "markers",
         "marker": {"symbol": "line-ew-open", "size": 22, "color": style.INK},
-        "customdata": [style.text(r.scheme) for r in ranked],
-        "hovertemplate": "%{customdata}<br>mean %{y:.4g}<extra></extra>",
+        "customdata": [
+            f"{style.text(r.scheme)}<br>mean {verdict.written(r)}" for r in ranked
+        ],
+        "hovertemplate": "%{customdata}<extra></extra>",
     }
 
 
@@ -260,7 +273,8 @@ def _verdict(quantity: RankedQuantity) -> _Verdict:
 
 
 def _row(quantity: RankedQuantity, schemes: Sequence[str]) -> _Row:
-    means = {r.scheme: _mean(r) for r in quantity.verdict.ranked}
+    verdict = quantity.verdict
+    means = {r.scheme: _mean(r, verdict) for r in verdict.ranked}
     about = quantity.about
     return _Row(
         about.name,
@@ -269,7 +283,7 @@ def _row(quantity: RankedQuantity, schemes: Sequence[str]) -> _Row:
     )
 
 
-def _mean(ranked: Ranked) -> _Mean:
+def _mean(ranked: Ranked, verdict: Verdict) -> _Mean:
     has_ends = not math.isnan(ranked.low)
     ends = f"{number(ranked.low)} – {number(ranked.high)}" if has_ends else ""
-    return _Mean(number(ranked.mean), ends)
+    return _Mean(verdict.written(ranked), ends)

@@ -11,10 +11,16 @@ from leakwatch.names import meant
 from leakwatch.notebook import Tabular
 from leakwatch.reporting.quantities import HEADLINES, PRIOR, Quantity
 from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
-from leakwatch.reporting.words import aligned, number
+from leakwatch.reporting.words import NO_RANKS, aligned
 from leakwatch.studies.files import save_study
 from leakwatch.studies.initializations.conclusions import conclude
-from leakwatch.studies.initializations.points import Moment, Point, cells, logarithmic
+from leakwatch.studies.initializations.points import (
+    Moment,
+    Point,
+    bounded,
+    cells,
+    logarithmic,
+)
 from leakwatch.studies.initializations.ranking import Ranked, Verdict, rank
 from leakwatch.studies.initializations.report import (
     RankedQuantity,
@@ -128,6 +134,7 @@ class InitializationComparison(Tabular):
             level=level,
             resamples=resamples,
             notes=self._matched(points),
+            bounds=bounded(points, self.schemes, self.seeds, self.samples),
         )
         conclusive = sum(p.matched is True for p in points)
         if name in self.attacks and conclusive < FEWEST_ATTACKS:
@@ -181,7 +188,8 @@ class InitializationComparison(Tabular):
         """Mean and interval by moment, quantity and scheme, for quantities that rank.
 
         ``known`` is false, and the mean not to be read, where more than half of the
-        values are missing.
+        values are missing. With any ``bounds`` among the ``used``, exposure is at least
+        what the mean says.
         """
         lines: list[dict[str, object]] = []
         for moment in self.moments:
@@ -203,6 +211,7 @@ class InitializationComparison(Tabular):
                         "high": r.high if known and r.high == r.high else None,
                         "used": r.used,
                         "count": r.count,
+                        "bounds": r.bounds,
                         "order": verdict.order,
                     }
                     for r, known in ranked
@@ -217,13 +226,14 @@ class InitializationComparison(Tabular):
         lead = verdicts.get(self._lead, verdicts[names[0]])
         order = [r.scheme for r in (*lead.ranked, *lead.unknown)]
         means = {
-            (name, r.scheme): number(r.mean)
+            (name, r.scheme): verdict.written(r)
             for name, verdict in verdicts.items()
             for r in verdict.ranked
         }
         grid = [["scheme", *names]]
         grid += [[s, *(means.get((n, s), "not known") for n in names)] for s in order]
-        return aligned(grid)
+        bounds = any(r.bounds for verdict in verdicts.values() for r in verdict.ranked)
+        return aligned(grid) + (f"\n  ≥ and ≤: {NO_RANKS}" if bounds else "")
 
     def figure(self, moment: Moment = "initial") -> Any:
         """I²F's Figure 7 with every sample shown: a plotly figure.

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from leakwatch.reporting.html.conclusions import Conclusion
 from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
-from leakwatch.reporting.words import CLEARLY_ABOVE, count, decibels
+from leakwatch.reporting.words import CLEARLY_ABOVE, count, decibels, least
 from leakwatch.studies.trade_offs.grid import NONE
 from leakwatch.studies.trade_offs.outcomes import Attacker
 from leakwatch.studies.trade_offs.rows import Overview, Spread, TradeOffRow
@@ -32,6 +32,7 @@ class Lead:
         who: the strongest attacker there is.
         typical: a row ↦ the median over its messages, dB.
         spread: a row ↦ the least and the most exposed of them, dB.
+        missing: a row ↦ of how many messages it is not known.
     """
 
     name: str
@@ -39,6 +40,11 @@ class Lead:
     who: Attacker
     typical: Callable[[TradeOffRow], float]
     spread: Callable[[TradeOffRow], Spread]
+    missing: Callable[[TradeOffRow], int]
+
+    def bound(self, row: TradeOffRow) -> bool:
+        """Whether a message may be more exposed than `spread` says."""
+        return self.missing(row) > 0 or row.failed > 0
 
 
 def lead_of(overview: Overview) -> Lead:
@@ -58,6 +64,7 @@ def lead_of(overview: Overview) -> Lead:
             who,
             lambda row: row.psnr[who],
             lambda row: row.spread[who],
+            lambda row: row.inconclusive[who],
         )
     return Lead(
         f"{who}_predicted_psnr",
@@ -65,6 +72,7 @@ def lead_of(overview: Overview) -> Lead:
         who,
         lambda row: row.predicted[who],
         lambda row: row.predicted_spread[who],
+        lambda row: row.unpredicted[who],
     )
 
 
@@ -88,8 +96,11 @@ def _cheapest(overview: Overview, lead: Lead) -> Iterator[str]:
     plain = [row for row in overview.rows if row.defense == NONE]
     defended = [row for row in overview.rows if row.defense != NONE and row.messages]
     known = [row for row in defended if not math.isnan(lead.spread(row)[1])]
-    holding = [row for row in known if lead.spread(row)[1] <= CLEARLY_ABOVE]
+    under = [row for row in known if lead.spread(row)[1] <= CLEARLY_ABOVE]
+    open_ended = [row for row in under if lead.bound(row)]
+    holding = [row for row in under if row not in open_ended]
     holding = [row for row in holding if not math.isnan(row.accuracy)]
+    over = [row for row in known if row not in under]
     if holding:
         best = max(holding, key=lambda row: row.accuracy)
         lost = plain[0].accuracy - best.accuracy if plain else math.nan
@@ -99,20 +110,39 @@ def _cheapest(overview: Overview, lead: Lead) -> Iterator[str]:
             f"{_name(best, overview)}: at most {_decibels(lead.spread(best)[1])} "
             f"({lead.words}) at an accuracy of {best.accuracy:.1%}{cost}{epsilon}."
         )
-    elif known:
-        near = min(known, key=lambda row: lead.spread(row)[1])
+    elif over:
+        exact = [row for row in over if not lead.bound(row)]
+        near = min(exact or over, key=lambda row: lead.spread(row)[1])
+        reached = least(_decibels(lead.spread(near)[1]), lead.bound(near))
         yield (
-            f"Nothing that was tried. The least exposing is {_name(near, overview)}, "
-            f"whose most exposed message reaches {_decibels(lead.spread(near)[1])} "
+            f"Nothing that was tried{', as far as is known' if open_ended else ''}. "
+            f"The least exposing is {_name(near, overview)}, "
+            f"whose most exposed message reaches {reached} "
             f"({lead.words}): try larger budgets."
         )
+    elif known:
+        yield "Not known of anything that was tried."
     else:
         yield "Nothing is known of any defense, which does not say that it is safe."
+    for row in open_ended:
+        yield (
+            f"{_name(row, overview)} reaches at least "
+            f"{_decibels(lead.spread(row)[1])}: {_what_is_missing(row, lead)}, which "
+            "is not safe."
+        )
     if plain and not math.isnan(lead.typical(plain[0])):
         yield f"Without a defense it is {_decibels(lead.typical(plain[0]))}."
     unknown = len(defended) - len(known)
     if unknown and known:
         yield f"{count(unknown, 'setting')} not known, which is not safe."
+
+
+def _what_is_missing(row: TradeOffRow, lead: Lead) -> str:
+    failed = f"{row.failed} of {count(row.cells, 'run')} failed"
+    if not lead.missing(row):
+        return failed
+    of = f"of {lead.missing(row)} of {count(row.messages, 'message')} it is not known"
+    return f"{of}, and {failed}" if row.failed else of
 
 
 def _confirmed(overview: Overview, lead: Lead) -> Iterator[str]:

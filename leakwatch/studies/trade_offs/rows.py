@@ -145,6 +145,7 @@ class TradeOffRow:
         predicted_spread: attacker → least and largest prediction, dB.
         accuracy_spread: least and largest over seeds.
         inconclusive: attacker → messages that the attack did not match.
+        unpredicted: attacker → messages without a prediction.
         messages: how many were attacked.
         training_asked: √E‖δ‖² that was stated of what training consumed, gradient
             units.
@@ -172,6 +173,7 @@ class TradeOffRow:
     predicted_spread: Mapping[Attacker, Spread]
     accuracy_spread: Spread
     inconclusive: Mapping[Attacker, int]
+    unpredicted: Mapping[Attacker, int]
     messages: int
     training_asked: float
     training_norm: float
@@ -234,6 +236,9 @@ class TradeOffRow:
             },
             accuracy_spread=_spread([c.accuracy for c in cells]),
             inconclusive={w: len(outcomes[w]) - len(good[w]) for w in attackers},
+            unpredicted={
+                w: sum(math.isnan(o.predicted) for o in outcomes[w]) for w in attackers
+            },
             messages=len(messages),
             training_asked=_mean([a.asked for a in applied]),
             training_norm=_mean([a.norm for a in applied]),
@@ -271,6 +276,7 @@ class TradeOffRow:
                 f"{who}_lpips": self.lpips[who],
                 f"{who}_predicted_psnr": self.predicted[who],
                 f"{who}_inconclusive": self.inconclusive[who],
+                f"{who}_unpredicted": self.unpredicted[who],
             }
         out |= {
             "messages": self.messages,

@@ -54,7 +54,7 @@ def columns(overview: Overview) -> tuple[list[str], list[list[str]]]:
         for who in overview.attackers:
             cells += [_achieved(row, who), _worst(row, who)]
         cells += [
-            _predicted(row.predicted[who])
+            _predicted(row, who)
             for who in overview.attackers
             if _predicts(overview, who)
         ]
@@ -143,8 +143,8 @@ def _legend(overview: Overview) -> list[str]:
         )
     if any(_OF.search(cell) for cell in cells):
         marks.append(
-            "(1 of 2) and ≥: of that many messages; the attack did not match the "
-            "others, which does not say that they are safe"
+            "(1 of 2) and ≥: of that many messages; of the others nothing is known, "
+            "which does not say that they are safe"
         )
     return marks
 
@@ -174,8 +174,13 @@ def _worst(row: TradeOffRow, who: Attacker) -> str:
     return f"≥ {text}" if row.inconclusive[who] and text != _UNKNOWN else text
 
 
-def _predicted(value: float) -> str:
-    return "exact" if value >= EXACT else decibels(value)
+def _predicted(row: TradeOffRow, who: Attacker) -> str:
+    """The median, and of how many messages where not of all."""
+    value, missing = row.predicted[who], row.unpredicted[who]
+    text = "exact" if value >= EXACT else decibels(value)
+    if not missing or math.isnan(value):
+        return text
+    return f"{text} ({row.messages - missing} of {row.messages})"
 
 
 def _notes(row: TradeOffRow, unit: Unit) -> list[str]:

@@ -37,6 +37,7 @@ def test_keys_and_values_exactly() -> None:
         "leakwatch/psnr/class_gap": nan,
         "leakwatch/samples/known": 1.0,
         "leakwatch/samples/unknown": 1.0,
+        "leakwatch/samples/bounds": 0.0,
         "leakwatch/seconds": 1.5,
         "leakwatch/time_fraction": nan,
         "leakwatch-detail/i2f/median": 2.0,
@@ -80,6 +81,7 @@ def test_the_overview_counts_what_is_known() -> None:
         "watch/psnr/class_gap": pytest.approx(2.0),  # means of 18 and 20 dB
         "watch/samples/known": 3.0,
         "watch/samples/unknown": 1.0,
+        "watch/samples/bounds": 0.0,
         "watch/lavp_l2_max/median": 3.0,
         "watch/audit/near/psnr/median": 30.0,
         "watch/audit/near/psnr/worst": 30.0,

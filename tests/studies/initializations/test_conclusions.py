@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pytest
@@ -10,22 +10,35 @@ import pytest
 from leakwatch.reporting import Quantity
 from leakwatch.studies import InitializationComparison
 from leakwatch.studies.initializations.points import Point
+from leakwatch.studies.initializations.ranking import rank
+from leakwatch.studies.initializations.report import comparison_page
 from leakwatch.studies.paper_attacks import squared_error
 
 NAME = "i2f_range_psnr"
 
 
+BOUND = "estimated: exposure is at least that: more may be seen"
+
+
 def comparison(
-    means: Mapping[str, float], errors: Mapping[str, float], matched: int = 8
+    means: Mapping[str, float],
+    errors: Mapping[str, float],
+    matched: int = 8,
+    bounds: Collection[str] = (),
 ) -> InitializationComparison:
-    """Eight samples under two seeds; of each scheme so many attacks matched."""
+    """Eight samples under two seeds; of each scheme so many attacks matched.
+
+    Of the schemes in ``bounds``, one value is a bound.
+    """
     points = []
     for scheme, mean in means.items():
         spread = np.random.default_rng(1).normal(0, 0.3, (2, 8))
         for seed in range(2):
             for i in range(8):
                 where = (scheme, seed, "initial", i, i % 2)
-                points.append(Point(*where, NAME, mean + float(spread[seed, i])))
+                bound = scheme in bounds and (seed, i) == (1, 3)
+                value = mean + float(spread[seed, i])
+                points.append(Point(*where, NAME, value, BOUND if bound else "ok"))
                 if scheme in errors:
                     good = seed == 0 and i < matched
                     error = errors[scheme] if good else 0.5
@@ -87,3 +100,59 @@ def test_the_prediction_leads_figure_and_table() -> None:
     low, high = figure.layout.yaxis.range
     assert (low, high > 55.0) == (10.0, True)
     assert found.table().splitlines()[0].split()[:2] == ["scheme", NAME]
+
+
+def test_bounds_say_so_and_are_not_ranked() -> None:
+    means = {"normal": 41.0, "he": 30.0, "xavier": 11.8}
+    low = comparison(means, {}, bounds=["xavier"])
+    verdict = low.verdict()
+    # It may be as exposed as any other, or more.
+    assert [g.bounds for g in verdict.ranked] == [0, 0, 1]
+    assert verdict.apart == {frozenset(("normal", "he"))}
+    assert verdict.order == "normal > he ≈ xavier"
+    assert np.isnan([verdict.ranked[2].low, verdict.ranked[2].high]).all()
+    assert "xavier: ≥ 11.8 dB" in str(verdict)
+    assert "1 of 48 values (xavier) are bounds; bounds can't be ranked" in str(verdict)
+    said = low.conclusion()
+    assert "exposes least" not in said
+    assert "at least 11.8 dB for xavier to 41.0 dB for normal" in said
+    assert "Bounds can't be ranked" in said
+    (row,) = (r for r in low.summary() if r["scheme"] == "xavier")
+    assert (row["bounds"], row["low"], row["high"]) == (1, None, None)
+    assert "≥ 11.8" in low.table()
+    assert "bounds can't be ranked" in low.table()
+
+    # That it is at least 41 dB does tell it apart from what has 12.
+    high = comparison(means, {}, bounds=["normal"])
+    assert high.verdict().order == "normal > he > xavier"
+    said = high.conclusion()
+    assert "xavier exposes least: 11.8 dB against at least 41.0 dB for normal" in said
+    assert "bounds" not in comparison(means, {}).table()
+
+
+def test_an_error_that_is_a_bound_is_at_most_that() -> None:
+    about = Quantity("i2f", "", "higher = less exposed")
+    values = np.array([[[1.0, 1.1, 0.9]], [[3.0, 3.1, 3.2]]])
+    bounds = np.zeros(values.shape, bool)
+    bounds[1, 0, 0] = True
+    verdict = rank(values, ["a", "b"], about, log=False, bounds=bounds)
+    assert verdict.order == "a ≈ b"
+    assert "b: ≤ 3.10" in str(verdict)
+    assert rank(values, ["a", "b"], about, log=False).order == "a > b"
+    assert rank(values, ["a", "b"], about, log=False, bounds=bounds[::-1]).order == (
+        "a > b"
+    )
+
+
+def test_the_page_marks_bounds() -> None:
+    pytest.importorskip("plotly")
+    found = comparison({"normal": 41.0, "xavier": 11.8}, {}, bounds=["xavier"])
+    dots, means = found.figure().data
+    assert sorted(set(dots.marker.symbol)) == ["circle", "triangle-up"]
+    assert "a caret is a bound" in found.figure().layout.title.subtitle.text
+    assert list(means.customdata) == [
+        "normal<br>mean 41.0",
+        "xavier<br>mean ≥ 11.8",
+    ]
+    page = comparison_page([found._ranking("initial")], {})
+    assert '<td class="num">≥ 11.8<br><small></small></td>' in page

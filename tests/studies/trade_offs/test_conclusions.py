@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from leakwatch import Status
 from leakwatch.studies import TradeOff
 from leakwatch.studies.trade_offs.conclusions import conclude, lead_of
 from leakwatch.studies.trade_offs.rows import Overview
+from leakwatch.studies.trade_offs.table import text_table
 from studies.trade_offs.test_table import cell, trade_off
 
 NAN = math.nan
@@ -67,3 +69,39 @@ def test_nothing_that_holds_is_called_so() -> None:
     assert (
         cost == "Nothing is known of any defense, which does not say that it is safe."
     )
+
+
+def test_what_failed_attacks_leave_open_holds_nothing() -> None:
+    plain = cell("none", [58.0] * 9, budget=0.0, predicted=58.5)
+    noisy = cell("gaussian", [*[14.0] * 8, NAN], predicted=16.0)
+    found = TradeOff((plain, noisy), ("naive",), "relative").overview
+    assert lead_of(found).name == "naive_psnr"
+    cost, _ = said(found)
+    assert cost.startswith(
+        "Not known of anything that was tried. gaussian 0.1 relative reaches at least "
+        "14.0 dB: of 1 of 9 messages it is not known, which is not safe."
+    )
+    more = cell("gaussian", [12.0] * 9, budget=0.5, predicted=12.0)
+    found = TradeOff((plain, noisy, more), ("naive",), "relative").overview
+    cost, _ = said(found)
+    assert cost.startswith("gaussian 0.5 relative: at most 12.0 dB")
+    assert "gaussian 0.1 relative reaches at least 14.0 dB" in cost
+    worse = cell("gaussian", [*[34.0] * 8, NAN], predicted=16.0)
+    cost, _ = said(TradeOff((plain, worse), ("naive",), "relative").overview)
+    assert "whose most exposed message reaches at least 34.0 dB" in cost
+
+
+def test_a_run_that_failed_leaves_it_open() -> None:
+    broken = replace(cell("gaussian", [], predicted=NAN), status=Status("failed", "x"))
+    good = cell("gaussian", [9.0], predicted=12.0)
+    cost, _ = said(TradeOff((good, broken), ("naive",), "relative").overview)
+    assert "at least 12.0 dB: 1 of 2 runs failed, which is not safe" in cost
+
+
+def test_predictions_that_are_missing_are_counted() -> None:
+    known, unknown = (cell("gaussian", [9.0], predicted=p) for p in (12.0, NAN))
+    found = TradeOff((known, unknown), ("naive",), "relative").overview
+    assert "at least 12.0 dB: of 1 of 2 messages it is not known" in said(found)[0]
+    assert "12.0 (1 of 2)" in text_table(found)
+    (row,) = found.rows
+    assert row.flat()["naive_unpredicted"] == 1
