@@ -65,9 +65,10 @@ class InversionAudit(ProbeCallback):
         metrics: of quality: ``"mse"``, ``"rmse"``, ``"psnr"``, ``"ssim"``,
             ``"lpips_vgg"``, ``"lpips_alex"``, ``"lpips_squeeze"``, ``"fsim"``.
         perturb: a defense that acts on the gradients, ``(n, d_θ)`` → what is shared.
-        time_limit: seconds that one kind of attack may take at one audit, in each
-            process; ``None`` for no limit. The strongest attack is the default, and
-            takes as many steps as fit.
+        time_limit: seconds that the attacks of one audit may take together, in each
+            process; ``None`` for no limit. The worst-case attack goes first and gets
+            half, the practical one what is left: the strongest attack is the default,
+            and takes as many steps as fit. Scores and quality take their time on top.
         every_n_epochs: how often; for other schedules override ``should_probe``.
         at_start: also before the first training step.
         noise_std: standard deviation of Gaussian noise that is added to the gradients

@@ -81,7 +81,8 @@ class UpdateAudit(RecordingCallback):
         blocks: whether to score each sample as if the others were known.
         joint: whether to score a client's samples together.
         metrics: of quality, as in :class:`leakwatch.callbacks.InversionAudit`.
-        time_limit: seconds for one attack; ``None`` for no limit.
+        time_limit: seconds for the attacks of one audit on all clients together;
+            ``None`` for no limit. Scores and quality take their time on top.
         every_n_epochs: how often, in communication rounds, each of which is an epoch;
             for other schedules override ``should_probe``.
         noise_std: s of the Bayesian scores; default: the mismatch's energy per

@@ -96,10 +96,10 @@ def one_probe(folder: Path, processes: int) -> dict[str, Any]:
 def resumed(folder: Path, processes: int) -> dict[str, Any]:
     save = ModelCheckpoint(folder / "c", monitor=KEY, mode="max", save_last=True)
     go(
-        folder, watch(dtype="float64", log="all"), save, processes=processes, max_epochs=1,
+        folder, watch(dtype="float64"), save, processes=processes, max_epochs=1,
         enable_checkpointing=True,
     )  # fmt: skip
-    watched = watch(dtype="float64", log="all")
+    watched = watch(dtype="float64")
     stop = EarlyStopping(KEY, mode="max", patience=5)
     go(
         folder, watched, stop, processes=processes,
@@ -118,7 +118,7 @@ def broken(folder: Path, processes: int) -> dict[str, Any]:
         raise ArithmeticError("no luck")
 
     Scoring.evaluate = wrong
-    watched = watch(dtype="float64", log="all")
+    watched = watch(dtype="float64")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

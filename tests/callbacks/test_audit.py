@@ -58,7 +58,13 @@ class Known:
         index = shared.index
         assert index is not None
         self.seen.append(
-            {"shared": shared, "start": start, "restarts": restarts, "pixels": pixels}
+            {
+                "shared": shared,
+                "start": start,
+                "restarts": restarts,
+                "pixels": pixels,
+                "time_limit": time_limit,
+            }
         )
         x = torch.stack([dataset()[i][0] for i in index])
         images = x + torch.tensor([self.error(i) for i in index]).view(-1, 1, 1, 1)
@@ -137,6 +143,16 @@ def test_quality_verdicts_and_correlations_are_recorded(tmp_path: Path) -> None:
     )
     key = "leakwatch-audit-detail/audit/spearman/lavp_l2_max/near/psnr"
     assert metrics[key] == pytest.approx(rho, abs=1e-6)
+
+
+def test_the_time_limit_is_that_of_all_attacks_of_an_audit(tmp_path: Path) -> None:
+    near, random = Known(lambda i: 0.1), Known(lambda i: 0.5)
+    watched = audit(attack=random, worst_case=near, time_limit=60.0)
+    fit(tmp_path, watched, max_epochs=1)
+    (first,), (second,) = ([s["time_limit"] for s in a.seen] for a in (near, random))
+    assert first == 30.0
+    # The first took next to nothing, and leaves it to the second.
+    assert 50.0 < second < 60.0
 
 
 def test_the_nearest_try_is_told_apart_from_the_one_that_matches_best(

@@ -97,6 +97,26 @@ def test_a_cluster_finds_what_one_process_does(alone: tuple[str, str]) -> None:
         assert (text(traded()), compared()) == alone
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of Ray and what it imports
+def test_ray_finds_what_one_process_does(
+    alone: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    joined = pytest.importorskip("ray.util.joblib")
+    tests = str(Path(__file__).parents[1])
+    paths = filter(None, [tests, os.environ.get("PYTHONPATH"), os.getcwd()])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        joined.register_ray()
+        with joblib.parallel_config("ray"):
+            assert (text(traded()), compared()) == alone
+    finally:
+        ray.shutdown()
+
+
 class InterruptedRun(BaseException):
     """As Ctrl-C, which no handler of errors takes for one."""
 

@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from leakwatch.attacks import SharedGradient, Start
+from leakwatch.attacks.clock import TimeShares
 from leakwatch.callbacks._audit.judging import Judge
 from leakwatch.callbacks._audit.plan import (
     Audit,
@@ -68,11 +69,12 @@ class _ProbeAudit:
             self._record(name, values, [OK] * len(values), everyone)
         self._keep_pictures("original", self._x)
         shared, good, failed = self._shared()
+        shares = TimeShares(self._audit.time_limit, len(self._audit.attacks))
         for kind in self._audit.attacks:
             why = failed
             try:
                 if shared is not None:
-                    self._attacked(kind, shared, good)
+                    self._attacked(kind, shared, good, shares)
             except Exception as error:
                 text = describe_error(error)
                 self._share.error = self._share.error or text
@@ -104,7 +106,11 @@ class _ProbeAudit:
         return shared, good, dict.fromkeys(others, why)
 
     def _attacked(
-        self, kind: Kind, shared: SharedGradient, good: Sequence[int]
+        self,
+        kind: Kind,
+        shared: SharedGradient,
+        good: Sequence[int],
+        shares: TimeShares,
     ) -> None:
         audit, x = self._audit, self._x[good]
         near = kind == "near"
@@ -115,7 +121,7 @@ class _ProbeAudit:
             begun = self._judge.start_psnr(x, audit.radius, audit.seed, shared.index)
         attack = audit.attacks[kind]
         title = f"{attack.name}, {kind} start"
-        with observing(self._step.module):
+        with observing(self._step.module), shares.next() as seconds:
             result = attack.run(
                 self._step.gradients,
                 shared,
@@ -123,7 +129,7 @@ class _ProbeAudit:
                 start=start,
                 seed=audit.seed,
                 restarts=1 if near else audit.restarts,
-                time_limit=audit.time_limit,
+                time_limit=seconds,
                 progress=teller(title),
             )
         columns = self._judge.judge(result, x, audit.metrics, begun)

@@ -50,7 +50,7 @@ class Audit:
         noise_std: Gaussian noise that the attacked gradients carry.
         perturb: a defense, ``(targets, d_θ)`` → what is shared; before the noise.
         metrics: of the quality.
-        time_limit: seconds for each kind of attack; ``None`` for no limit.
+        time_limit: seconds for the attacks of one audit; ``None`` for no limit.
         seed: of noise and starts.
     """
 
@@ -131,7 +131,7 @@ class UpdatePlan:
         scores: to compare with.
         metrics: of the quality.
         effort: what scoring may cost.
-        time_limit: seconds for the attack on clients with equally many samples.
+        time_limit: seconds for the attacks of one audit; ``None`` for no limit.
         seed: of the starts.
     """
 

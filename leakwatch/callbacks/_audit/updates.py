@@ -19,6 +19,7 @@ from leakwatch.attacks import (
     Start,
     UpdateReconstruction,
 )
+from leakwatch.attacks.clock import TimeShares
 from leakwatch.attacks.updates.base import UpdateAttack
 from leakwatch.attacks.verdict import EXPLAINED
 from leakwatch.callbacks._audit.judging import Judge
@@ -96,14 +97,20 @@ class _RoundAudit:
         if not fit:
             return
         plan = self._plan
-        for shared in client_updates(
-            list(fit.values()), labels=plan.labels, training=plan.training
-        ):
-            self._group(shared, [fit[client] for client in shared.index or ()])
+        groups = list(
+            client_updates(
+                list(fit.values()), labels=plan.labels, training=plan.training
+            )
+        )
+        shares = TimeShares(plan.time_limit, len(groups))
+        for shared in groups:
+            self._group(shared, [fit[client] for client in shared.index or ()], shares)
 
     # -- clients with equally many samples ------------------------------------------
 
-    def _group(self, shared: WeightUpdate, clients: Sequence[ClientUpdate]) -> None:
+    def _group(
+        self, shared: WeightUpdate, clients: Sequence[ClientUpdate], shares: TimeShares
+    ) -> None:
         x = torch.stack([u.x for u in clients])
         y = torch.stack([u.y for u in clients])
         place = device_of(self._step.module)
@@ -121,8 +128,8 @@ class _RoundAudit:
         if attack is None:
             return
         try:
-            with observing(self._step.module):
-                result = self._attacked(attack, shared)
+            with observing(self._step.module), shares.next() as seconds:
+                result = self._attacked(attack, shared, seconds)
             if getattr(attack, "takes_one_gradient", False):
                 pairs = zip(result.status, similarity, strict=True)
                 result = replace(result, status=tuple(judged(*pair) for pair in pairs))
@@ -146,7 +153,7 @@ class _RoundAudit:
         )
 
     def _attacked(
-        self, attack: UpdateAttack, shared: WeightUpdate
+        self, attack: UpdateAttack, shared: WeightUpdate, seconds: float | None
     ) -> UpdateReconstruction:
         return attack.run(
             self._step.gradients,
@@ -155,7 +162,7 @@ class _RoundAudit:
             start=Start(self._plan.start),
             seed=self._plan.seed,
             restarts=self._plan.restarts,
-            time_limit=self._plan.time_limit,
+            time_limit=seconds,
             progress=teller(attack.name),
         )
 

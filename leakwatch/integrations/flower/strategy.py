@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from leakwatch.attacks import PixelScale, Start, UpdateReconstruction
+from leakwatch.attacks.clock import TimeShares
 from leakwatch.callbacks import UpdateAudit
 from leakwatch.callbacks._audit.quantities import describe_clients
 from leakwatch.checks import check_function
@@ -220,8 +221,12 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
             return
         rows: list[Row] = []
         pictures: list[tuple[int, UpdateReconstruction]] = []
+        shares = TimeShares(self.audit.plan.time_limit, len(clients))
         for client in clients:
-            found = self._attacked(client, arrived[client], before, server_round)
+            with shares.next() as seconds:
+                found = self._attacked(
+                    client, arrived[client], before, server_round, seconds
+                )
             rows += found[0]
             if found[1] is not None:
                 pictures.append((client, found[1]))
@@ -283,12 +288,17 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
     # -- without the truth -----------------------------------------------------------
 
     def _attacked(
-        self, client: int, reply: Message, before: dict[str, Tensor], epoch: int
+        self,
+        client: int,
+        reply: Message,
+        before: dict[str, Tensor],
+        epoch: int,
+        seconds: float | None,
     ) -> tuple[list[Row], UpdateReconstruction | None]:
         """Rows of one client; an error becomes their status."""
         names = ("loss", "alpha", "seconds")
         try:
-            result = self._inverted(client, reply, before)
+            result = self._inverted(client, reply, before, seconds)
         except Exception as error:
             why = f"failed: {describe_error(error)}"
             say(f"the update of client {client} was not attacked: {why[8:]}")
@@ -307,7 +317,11 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
         return [*rows, _row(epoch, client, "matched", matched)], result
 
     def _inverted(
-        self, client: int, reply: Message, before: dict[str, Tensor]
+        self,
+        client: int,
+        reply: Message,
+        before: dict[str, Tensor],
+        seconds: float | None,
     ) -> UpdateReconstruction:
         plan, audit = self.audit.plan, self.audit
         assert plan.attack is not None
@@ -329,7 +343,7 @@ class AuditingStrategy(Strategy):  # type: ignore[misc]  # Flower has no types h
             start=Start(plan.start),
             seed=plan.seed,
             restarts=plan.restarts,
-            time_limit=plan.time_limit,
+            time_limit=seconds,
         )
 
     def _samples_of(self, reply: Message) -> int:

@@ -38,6 +38,7 @@ from leakwatch.studies.trade_offs.outcomes import (
     Attacked,
     Attacker,
     Outcome,
+    Predicted,
     conclusive,
     lpips_net,
 )
@@ -165,7 +166,7 @@ class ProbeAttack:
 
     def _predictions(
         self, answers: Answers, samples: Samples, seed: int
-    ) -> dict[Attacker, list[float]]:
+    ) -> dict[Attacker, list[Predicted]]:
         if self.prior is None or answers.mixed:
             return independent_pixels(
                 answers,
@@ -197,7 +198,7 @@ class ProbeAttack:
         defense: Defense | None,
         row: int,
         seed: int,
-        predicted: dict[Attacker, list[float]],
+        predicted: dict[Attacker, list[Predicted]],
     ) -> Iterator[tuple[Attacker, Outcome]]:
         naive: tuple[Outcome, Tensor] | None = None
         x, y = samples.x[row : row + 1], samples.y[row : row + 1]
@@ -233,8 +234,11 @@ class ProbeAttack:
             except Exception as error:
                 outcome = Outcome.without(Status("failed", describe_error(error)))
             if who in self.attackers:
-                expected = predicted[who][row] if who in predicted else math.nan
-                yield who, replace(outcome, predicted=expected)
+                found = predicted[who][row] if who in predicted else Predicted(math.nan)
+                yield (
+                    who,
+                    replace(outcome, predicted=found.psnr, at_least=found.at_least),
+                )
 
     def _in_order(self, guesses: bool) -> tuple[Attacker, ...]:
         """Those who attack, and the naive one before who begins with its image."""

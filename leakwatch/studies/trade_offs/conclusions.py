@@ -33,6 +33,7 @@ class Lead:
         typical: a row ↦ the median over its messages, dB.
         spread: a row ↦ the least and the most exposed of them, dB.
         missing: a row ↦ of how many messages it is not known.
+        bounds: a row ↦ of how many messages it is a bound.
     """
 
     name: str
@@ -41,10 +42,11 @@ class Lead:
     typical: Callable[[TradeOffRow], float]
     spread: Callable[[TradeOffRow], Spread]
     missing: Callable[[TradeOffRow], int]
+    bounds: Callable[[TradeOffRow], int]
 
     def bound(self, row: TradeOffRow) -> bool:
         """Whether a message may be more exposed than `spread` says."""
-        return self.missing(row) > 0 or row.failed > 0
+        return self.missing(row) > 0 or self.bounds(row) > 0 or row.failed > 0
 
 
 def lead_of(overview: Overview) -> Lead:
@@ -65,6 +67,7 @@ def lead_of(overview: Overview) -> Lead:
             lambda row: row.psnr[who],
             lambda row: row.spread[who],
             lambda row: row.inconclusive[who],
+            lambda row: 0,
         )
     return Lead(
         f"{who}_predicted_psnr",
@@ -73,6 +76,7 @@ def lead_of(overview: Overview) -> Lead:
         lambda row: row.predicted[who],
         lambda row: row.predicted_spread[who],
         lambda row: row.unpredicted[who],
+        lambda row: row.predicted_bounds[who],
     )
 
 
@@ -131,18 +135,22 @@ def _cheapest(overview: Overview, lead: Lead) -> Iterator[str]:
             "is not safe."
         )
     if plain and not math.isnan(lead.typical(plain[0])):
-        yield f"Without a defense it is {_decibels(lead.typical(plain[0]))}."
+        typical = _decibels(lead.typical(plain[0]))
+        yield f"Without a defense it is {least(typical, lead.bounds(plain[0]) > 0)}."
     unknown = len(defended) - len(known)
     if unknown and known:
         yield f"{count(unknown, 'setting')} not known, which is not safe."
 
 
 def _what_is_missing(row: TradeOffRow, lead: Lead) -> str:
-    failed = f"{row.failed} of {count(row.cells, 'run')} failed"
-    if not lead.missing(row):
-        return failed
-    of = f"of {lead.missing(row)} of {count(row.messages, 'message')} it is not known"
-    return f"{of}, and {failed}" if row.failed else of
+    of = f"of {count(row.messages, 'message')}"
+    missing, bounds = lead.missing(row), lead.bounds(row)
+    parts = [
+        f"of {missing} {of} it is not known" if missing else "",
+        f"of {bounds} {of} it is a bound" if bounds else "",
+        f"{row.failed} of {count(row.cells, 'run')} failed" if row.failed else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _confirmed(overview: Overview, lead: Lead) -> Iterator[str]:
@@ -158,7 +166,9 @@ def _confirmed(overview: Overview, lead: Lead) -> Iterator[str]:
     beaten = {
         _name(row, overview): row.psnr[lead.who] - row.predicted[lead.who]
         for row in overview.rows
-        if row.conclusive(lead.who) and row.predicted[lead.who] < EXACT
+        if row.conclusive(lead.who)
+        and row.predicted[lead.who] < EXACT
+        and not row.predicted_bounds[lead.who]
     }
     known = {name: more for name, more in beaten.items() if not math.isnan(more)}
     yield f"{of[0].upper()}{of[1:]}."

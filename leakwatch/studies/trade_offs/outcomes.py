@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, final
+from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 from leakwatch.quality.perceptual import LpipsNet, weights_file
 from leakwatch.status import OK, Status
 
-__all__ = ["ATTACKERS", "Attacked", "Attacker", "Outcome", "conclusive", "lpips_net"]
+__all__ = [
+    "ATTACKERS",
+    "Attacked",
+    "Attacker",
+    "Outcome",
+    "Predicted",
+    "conclusive",
+    "lpips_net",
+]
 
 Attacker: TypeAlias = Literal["naive", "estimating", "adaptive"]
 """Who attacks. ``naive``: takes noise for isotropic and matches the message as it is.
@@ -28,6 +36,18 @@ _LPIPS: Final[tuple[LpipsNet, ...]] = ("alex", "vgg", "squeeze")
 ATTACKERS: Final[tuple[Attacker, ...]] = ("naive", "estimating", "adaptive")
 
 
+class Predicted(NamedTuple):
+    """What an attacker is predicted to achieve.
+
+    Attributes:
+        psnr: dB; NaN where there is no prediction.
+        at_least: whether it may be more.
+    """
+
+    psnr: float
+    at_least: bool = False
+
+
 @final
 @dataclass(frozen=True)
 class Outcome:
@@ -38,12 +58,14 @@ class Outcome:
         lpips: perceptual distance, higher = less exposed; NaN where it is not known.
         predicted: PSNR that linearisation predicts for this attacker, dB.
         status: ``ok`` where the message was matched as well as the true image does.
+        at_least: whether it may be more than predicted.
     """
 
     psnr: float
     lpips: float
     predicted: float
     status: Status = OK
+    at_least: bool = False
 
     @classmethod
     def without(cls, status: Status, predicted: float = math.nan) -> Outcome:

@@ -30,7 +30,7 @@ from leakwatch.scores.measure.pixel_range import (
 )
 from leakwatch.scores.settings import Settings
 from leakwatch.studies.trade_offs.attackers import Answers, informed, plain, tells_all
-from leakwatch.studies.trade_offs.outcomes import Attacker
+from leakwatch.studies.trade_offs.outcomes import Attacker, Predicted
 
 __all__ = ["CEILING", "independent_pixels", "with_prior"]
 
@@ -40,7 +40,7 @@ CEILING: Final = -20 * math.log10(torch.finfo(torch.float64).eps)
 
 def independent_pixels(
     answers: Answers, samples: Samples, *, prior_std: float, peak: float
-) -> dict[Attacker, list[float]]:
+) -> dict[Attacker, list[Predicted]]:
     """PSNR by attacker and message, dB; nothing where there is no prediction.
 
     Who attacks mixtures without knowing the partners is left with what
@@ -67,7 +67,7 @@ def independent_pixels(
         left = mixing.estimation_error(prior_std, answers.queries)
         errors["estimating"] = errors["adaptive"] + left.to(predicted.adaptive)
     return {
-        who: [_decibels(error / peak**2) for error in errors[who].tolist()]
+        who: [Predicted(_decibels(error / peak**2)) for error in errors[who].tolist()]
         for who in errors
     }
 
@@ -81,8 +81,8 @@ def with_prior(
     prior: GaussianPrior,
     data_range: float,
     seed: int,
-) -> dict[Attacker, list[float]]:
-    """The headline by attacker and message, dB; NaN where there is no prediction.
+) -> dict[Attacker, list[Predicted]]:
+    """The headline by attacker and message; NaN where there is no prediction.
 
     Of the naive attacker that of the message as it is, under the noise and whatever
     else the defense really adds; of the adaptive one that of what
@@ -102,7 +102,7 @@ def with_prior(
     )
     offset = pixels - prior.mean.to(pixels).flatten()
     same = tells_all(answers)
-    found: dict[Attacker, list[float]] = {"naive": [], "adaptive": []}
+    found: dict[Attacker, list[Predicted]] = {"naive": [], "adaptive": []}
     for row in range(len(samples)):
         for who in found:
             if who == "adaptive" and same:
@@ -112,7 +112,7 @@ def with_prior(
             try:
                 number = message.psnr(who, pixels[row], offset[row], settings)
             except ValueError:
-                number = math.nan
+                number = Predicted(math.nan)
             found[who].append(number)
     return found
 
@@ -133,13 +133,14 @@ class _Message:
 
     def psnr(
         self, who: Attacker, pixels: Tensor, offset: Tensor, settings: Settings
-    ) -> float:
+    ) -> Predicted:
         gradients, s = self._matched(who)
         jacobian = self._jacobian(gradients)
         none = pixels.new_zeros(0, len(pixels))
         inside = PixelRange(_gram(jacobian, self.samples), pixels, offset, none)
-        # Of what has less noise rounding hides as much.
-        s = max(s, inside.least_noise(settings))
+        # Of what has less noise rounding hides as much, and a bound is left.
+        least = inside.least_noise(settings)
+        at_least, s = s < least, max(s, least)
         drawn = self._drawn() if who == "naive" else None
 
         def noise(at: GradientJacobian, draws: int | None) -> Tensor:
@@ -156,7 +157,8 @@ class _Message:
 
         inside = replace(inside, noise=noise(jacobian, None), elsewhere=elsewhere)
         value = psnr_in_range(inside, replace(settings, noise_std=s))
-        return CEILING if value.number > CEILING else value.number
+        number = CEILING if value.number > CEILING else value.number
+        return Predicted(number, at_least)
 
     def _matched(self, who: Attacker) -> tuple[GradientMap, float]:
         """The map whose values an attacker matches, and the noise taken for granted."""

@@ -65,6 +65,7 @@ def trade_off_figure(overview: Overview) -> Any:
     hollow = any(
         missing for row in overview.rows for missing in row.inconclusive.values()
     )
+    bounds = any(sum(row.predicted_bounds.values()) for row in overview.rows)
     figure = style.new_figure(
         "Privacy against utility",
         f"a point is one budget ({overview.unit}){mixing}; star: no defense; "
@@ -72,6 +73,7 @@ def trade_off_figure(overview: Overview) -> Any:
         + (", lowest to highest seed" if overview.seeds > 1 else "")
         + "; "
         + ("hollow: of conclusive attacks only, others failed; " if hollow else "")
+        + (f"{style.CARETS}; " if bounds else "")
         + f"attacked by {overview.settings.get('attack', '')}",
         480,
     )
@@ -131,31 +133,35 @@ class _Exposure(NamedTuple):
         values: in each row.
         spreads: over the messages of each row.
         partial: which rows leave attacks out.
+        bounds: which rows are bounds.
     """
 
     about: Quantity
     values: list[float]
     spreads: list[Spread]
     partial: list[bool]
+    bounds: list[bool]
 
 
 def _exposures(overview: Overview) -> Iterator[_Exposure]:
     rows = overview.rows
     for who in reversed(overview.attackers):
         partial = [row.inconclusive[who] > 0 for row in rows]
+        none = [False] * len(rows)
         about = Quantity(f"{who}_psnr", "dB", HIGHER_MORE, "Median PSNR of attacks.")
         spreads = [_capped(row.spread[who]) for row in rows]
         achieved = [_capped((row.psnr[who],))[0] for row in rows]
-        yield _Exposure(about, achieved, spreads, partial)
+        yield _Exposure(about, achieved, spreads, partial, none)
         about = Quantity(
             f"{who}_predicted_psnr", "dB", HIGHER_MORE, "Median of predictions."
         )
         spreads = [_capped(row.predicted_spread[who]) for row in rows]
         predicted = [_capped((row.predicted[who],))[0] for row in rows]
-        yield _Exposure(about, predicted, spreads, [False] * len(rows))
+        bounds = [row.predicted_bounds[who] > 0 for row in rows]
+        yield _Exposure(about, predicted, spreads, none, bounds)
         about = Quantity(f"{who}_lpips", "", HIGHER_LESS, "Median LPIPS.")
         bare = [(math.nan, math.nan)] * len(rows)
-        yield _Exposure(about, [row.lpips[who] for row in rows], bare, partial)
+        yield _Exposure(about, [row.lpips[who] for row in rows], bare, partial, none)
 
 
 def _capped(values: Sequence[float]) -> Any:
@@ -167,19 +173,19 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
     colours = [style.BLUE, *style.LINES, style.GREY]
     traces = []
     for i, name in enumerate(overview.defenses):
+        star = name == NONE
         points = [
-            (row, value, ends, partial)
-            for row, value, ends, partial in zip(
+            (row, value, ends, _symbol(star, partial, bound))
+            for row, value, ends, partial, bound in zip(
                 overview.rows,
                 exposure.values,
                 exposure.spreads,
                 exposure.partial,
+                exposure.bounds,
                 strict=True,
             )
             if row.defense == name
         ]
-        star = name == NONE
-        shape = "star" if star else "circle"
         traces.append(
             {
                 "type": "scatter",
@@ -191,7 +197,7 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
                 "name": style.short(name),
                 "marker": {
                     "size": 15 if star else 9,
-                    "symbol": [shape + ("-open" if p else "") for *_, p in points],
+                    "symbol": [symbol for *_, symbol in points],
                     "color": style.INK if star else colours[(i - 1) % len(colours)],
                 },
                 "customdata": [_hover(row, overview.unit) for row, *_ in points],
@@ -199,6 +205,13 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
             }
         )
     return traces
+
+
+def _symbol(star: bool, partial: bool, bound: bool) -> str:
+    shape = "star" if star else "circle"
+    if bound:
+        shape = "star-triangle-up" if star else "triangle-up"
+    return shape + ("-open" if partial else "")
 
 
 def _bars(values: Sequence[tuple[float, Spread]]) -> dict[str, Any]:

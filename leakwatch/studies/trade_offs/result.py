@@ -170,6 +170,7 @@ def _sample(
         "psnr": outcome.psnr,
         "lpips": outcome.lpips,
         "predicted_psnr": outcome.predicted,
+        "predicted_at_least": outcome.at_least,
         "gradient_norm": attacked.gradient_norm,
         "delta_norm": attacked.delta_norm,
         "status": str(outcome.status),

@@ -146,6 +146,7 @@ class TradeOffRow:
         accuracy_spread: least and largest over seeds.
         inconclusive: attacker → messages that the attack did not match.
         unpredicted: attacker → messages without a prediction.
+        predicted_bounds: attacker → messages of which the prediction is "at least".
         messages: how many were attacked.
         training_asked: √E‖δ‖² that was stated of what training consumed, gradient
             units.
@@ -174,6 +175,7 @@ class TradeOffRow:
     accuracy_spread: Spread
     inconclusive: Mapping[Attacker, int]
     unpredicted: Mapping[Attacker, int]
+    predicted_bounds: Mapping[Attacker, int]
     messages: int
     training_asked: float
     training_norm: float
@@ -239,6 +241,9 @@ class TradeOffRow:
             unpredicted={
                 w: sum(math.isnan(o.predicted) for o in outcomes[w]) for w in attackers
             },
+            predicted_bounds={
+                w: sum(o.at_least for o in outcomes[w]) for w in attackers
+            },
             messages=len(messages),
             training_asked=_mean([a.asked for a in applied]),
             training_norm=_mean([a.norm for a in applied]),
@@ -277,6 +282,7 @@ class TradeOffRow:
                 f"{who}_predicted_psnr": self.predicted[who],
                 f"{who}_inconclusive": self.inconclusive[who],
                 f"{who}_unpredicted": self.unpredicted[who],
+                f"{who}_predicted_bounds": self.predicted_bounds[who],
             }
         out |= {
             "messages": self.messages,

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from leakwatch.defenses.budget import Unit
-from leakwatch.reporting.words import aligned, number
+from leakwatch.reporting.words import aligned, number, sign_of_bound
 from leakwatch.studies.trade_offs.grid import NONE
 from leakwatch.studies.trade_offs.outcomes import Attacker
 from leakwatch.studies.trade_offs.rows import Overview, TradeOffRow
@@ -143,8 +143,12 @@ def _legend(overview: Overview) -> list[str]:
         )
     if any(_OF.search(cell) for cell in cells):
         marks.append(
-            "(1 of 2) and ≥: of that many messages; of the others nothing is known, "
-            "which does not say that they are safe"
+            "(1 of 2) and ≥: of that many messages, and at least that; of the others "
+            "nothing is known, which does not say that they are safe"
+        )
+    if any(sum(row.predicted_bounds.values()) for row in overview.rows):
+        marks.append(
+            "≥ of a prediction: rounding hides what is left; exposure is at least that"
         )
     return marks
 
@@ -177,7 +181,8 @@ def _worst(row: TradeOffRow, who: Attacker) -> str:
 def _predicted(row: TradeOffRow, who: Attacker) -> str:
     """The median, and of how many messages where not of all."""
     value, missing = row.predicted[who], row.unpredicted[who]
-    text = "exact" if value >= EXACT else decibels(value)
+    bound = row.predicted_bounds[who] > 0 and not math.isnan(value)
+    text = "exact" if value >= EXACT else sign_of_bound(decibels(value), bound)
     if not missing or math.isnan(value):
         return text
     return f"{text} ({row.messages - missing} of {row.messages})"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from leakwatch import Status
 from leakwatch.studies import TradeOff
 from leakwatch.studies.trade_offs.conclusions import conclude, lead_of
+from leakwatch.studies.trade_offs.report import trade_off_figure
 from leakwatch.studies.trade_offs.rows import Overview
 from leakwatch.studies.trade_offs.table import text_table
 from studies.trade_offs.test_table import cell, trade_off
@@ -105,3 +108,24 @@ def test_predictions_that_are_missing_are_counted() -> None:
     assert "12.0 (1 of 2)" in text_table(found)
     (row,) = found.rows
     assert row.flat()["naive_unpredicted"] == 1
+
+
+def test_a_prediction_that_is_a_bound_holds_nothing_and_says_so() -> None:
+    noisy = cell("gaussian", [14.0] * 2, predicted=16.0)
+    for attacked in noisy.attacked:
+        for who, outcome in attacked.outcomes.items():
+            attacked.outcomes[who] = replace(outcome, at_least=True)
+    plain = cell("none", [58.0] * 2, budget=0.0, predicted=58.5)
+    found = TradeOff((plain, noisy), ("naive",), "relative").overview
+    assert (
+        "reaches at least 16.0 dB: of 2 of 2 messages it is a bound" in (said(found)[0])
+    )
+    assert "≥ 16.0" in text_table(found)
+    assert "58.5" in text_table(found)
+    assert "≥ 58.5" not in text_table(found)
+    assert "exposure is at least that" in text_table(found)
+    pytest.importorskip("plotly")
+    figure = trade_off_figure(found)
+    predicted = [t for t in figure.data if t.name == "gaussian" and t.y == (16.0,)]
+    assert [t.marker.symbol for t in predicted] == [("triangle-up",)]
+    assert "a caret is a bound" in figure.layout.title.subtitle.text
