@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from torch import Tensor
+
 from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.measure.gaussian_channel import in_components
