@@ -67,8 +67,8 @@ class Cell:
 
     Attributes:
         place: what it is about; names it.
-        part: what it spends its time on, ``"scores"`` or ``"attack"``: estimates of a
-            whole experiment extrapolate each by its own factor.
+        part: what it spends its time on, such as ``"scores"`` or ``"attack"``:
+            estimates of a whole experiment extrapolate each by its own factor.
         call: computes it, here or elsewhere.
         arguments: of the call, all that it depends on.
     """

@@ -164,8 +164,9 @@ class Estimate:
 
     def __str__(self) -> str:
         return (
-            f"{self.networks} networks and {self.cells} cells: about {self.hours:.1f} "
-            "hours of one process on this machine, extrapolated in proportion from\n  "
+            f"{self.networks} networks and {self.cells} cells: at most about "
+            f"{self.hours:.1f} hours of one process on this machine, in proportion to "
+            "what follows, of which some is spent once however long a cell is\n  "
             + "\n  ".join(self.timed)
         )
 

@@ -130,6 +130,12 @@ class AttackSettings:
         """Of each image."""
         return preset(self.preset).restarts if self.restarts is None else self.restarts
 
+    @property
+    def length(self) -> int:
+        """Gradient evaluations of each try."""
+        own = getattr(preset(self.preset).attack, "steps", 1)
+        return int(own if self.steps is None else self.steps)
+
     def run(self, net: nn.Module, samples: Samples, **more: Any) -> Reconstruction:
         """Attack all samples, each alone.
 

@@ -48,6 +48,8 @@ BASELINES: Final = ("image_std", "image_tv")
 #: Words of values that are numbers to be read.
 USABLE: Final = ("ok", "estimated")
 _SCORED: Final = "scores for noise"
+# Steps of a piece that is timed.
+_PIECE: Final = 50
 
 
 @final
@@ -168,7 +170,7 @@ class Correlations(Kind):
                 settings = (self.scores, noise, self.solver, self.max_memory)
                 jobs[_scored(noise)] = "scores", score_values, settings
                 attack = (self.attacks[row.attack], self.metrics)
-                jobs[row.attack] = "attack", attacked, attack
+                jobs[row.attack] = row.attack, attacked, attack
             for what, (part, call, arguments) in jobs.items():
                 for first, last in chunks(self.images, self.per_cell):
                     place = {
@@ -220,20 +222,20 @@ class Correlations(Kind):
         return Summary(tuple(entries), tuple(notes), panels)
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """Three images and a fortieth of the steps."""
-        few = min(3, self.images)
+        """Ten images at most, one try of fifty steps at most."""
+        few = min(10, self.images, self.per_cell)
+        few = max(3, few)
         many = self.per_cell / few
         attacks = {
-            name: replace(a, steps=max(10, (a.steps or 400) // 40), restarts=1)
+            name: replace(a, steps=min(_PIECE, a.steps or _PIECE), restarts=1)
             for name, a in self.attacks.items()
         }
-        # Attacks of an experiment have the same length; the longest decides.
-        factor = max(
-            many * a.tries * (a.steps or 400) / (attacks[name].steps or 1)
+        factors = {
+            name: many * a.tries * a.length / attacks[name].length
             for name, a in self.attacks.items()
-        )
+        }
         small = replace(self, attacks=attacks, images=few, per_cell=few)
-        return small, {"scores": many, "attack": factor}
+        return small, {"scores": many, **factors}
 
     def beside(self) -> Mapping[str, str]:
         """As the rows say."""

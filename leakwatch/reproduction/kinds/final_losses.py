@@ -165,19 +165,16 @@ class FinalLosses(Kind):
         return Summary(tuple(entries), tuple(notes))
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """The shown images and a twentieth of the steps."""
-        few = self.shown
+        """Ten images at most, and fifty steps at most."""
+        few = max(self.shown, min(10, self.images))
         attacks = {
-            name: replace(a, steps=max(5, (a.steps or 400) // 20))
+            name: replace(a, steps=min(50, a.length))
             for name, a in self.attacks.items()
         }
-        factor = max(
-            (a.steps or 400) / (attacks[name].steps or 1)
-            for name, a in self.attacks.items()
-        )
         many = self.per_cell / few
+        longest = max(a.length / attacks[k].length for k, a in self.attacks.items())
         small = replace(self, attacks=attacks, images=few, per_cell=few, seeds=1)
-        return small, {"scores": many, "attack": many * factor}
+        return small, {"scores": many, "attack": many * longest}
 
 
 def _losses(net: nn.Module, samples: Samples, settings: AttackSettings) -> Values:
