@@ -14,7 +14,7 @@ import yaml
 import leakwatch
 from leakwatch.reporting.statistics.correlation import spearman
 from leakwatch.reproduction import read, reproduce
-from leakwatch.reproduction.cells import Outcome
+from leakwatch.reproduction.cells import Lab, Outcome
 from leakwatch.reproduction.data import open_data
 from leakwatch.reproduction.kinds.base import AttackSettings
 from leakwatch.reproduction.kinds.correlation import Correlations, Row
@@ -227,3 +227,51 @@ def test_exposure_is_the_median_after_each_epoch(tmp_path: Path) -> None:
     entry = entries["linear, epoch 2", "grad_norm"]
     assert entry.value == pytest.approx(np.median(norms), rel=1e-4)
     assert entry.n == 10
+
+
+#: The others differ from these in data and columns only.
+RUN = [
+    "lavp-table-1",
+    "lavp-table-2",
+    "lavp-table-4",
+    "lavp-figure-2",
+    "leakwatch-question-1",
+    "leakwatch-question-2",
+    "leakwatch-question-3",
+]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_an_experiment_of_the_package_gets_from_cells_to_its_table(name: str) -> None:
+    settings: Any = read(name).settings("small").on("mnist_sample")
+    attacks = {
+        key: replace(attack, steps=2, restarts=min(2, attack.tries))
+        for key, attack in settings.attacks.items()
+    }
+    changes: dict[str, Any] = {
+        "attacks": attacks,
+        "seeds": 1,
+        "images": 3,
+        "per_cell": 3,
+    }
+    if hasattr(settings, "networks"):
+        key, network = next(iter(settings.networks.items()))
+        changes["networks"] = {key: replace(network, epochs=0, keep=())}
+    else:
+        changes["network"] = replace(settings.network, epochs=0)
+    settings = replace(settings, **changes)
+    pictures = open_data("mnist_sample", "nowhere")
+    trained = {
+        need.place: train(need.network, pictures.module, 0)
+        for need in settings.needed()
+    }
+    found = []
+    for cell in settings.cells(Lab({"mnist_sample": pictures}, trained)):
+        work = cell.work()
+        found.append(work.call(*work.arguments))
+    summary = settings.summarise(found)
+    assert summary.entries
+    assert any(entry.value is not None for entry in summary.entries)
+    assert summary.notes
+    assert all(panel.series for panel in summary.panels)
+    assert bool(summary.panels) == ("figure" in name or name.endswith("question-3"))
