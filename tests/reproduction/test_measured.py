@@ -345,13 +345,15 @@ def test_the_slope_of_an_error_that_falls_as_the_eigenvalue() -> None:
         images=6,
     )
     stream = np.random.default_rng(0)
-    columns: dict[str, Any] = {"floor": [1 / 784] * 6}
+    columns: dict[str, Any] = {"1/d_x": [1 / 784] * 6}
     for k in (0, 5):
         lam = stream.uniform(0.1, 10, 6)
         columns[f"λ {k}"] = lam.tolist()
-        columns[f"mse {k}"] = (0.25 / lam / 784).tolist()
-    place = {"row": "row", "what": "A", "size": "size 0.5", "images": "all"}
-    found = entries(settings.summarise([outcome(place, columns, ["ok"] * 12)]))
+        columns[f"A, ‖δ‖ = 0.5: {k}"] = (0.25 / lam / 784).tolist()
+    status = {"A, ‖δ‖ = 0.5": ["ok"] * 6 + ["failed"] * 6}
+    summary = settings.summarise([Outcome({"row": "row"}, columns, status, 0.0)])
+    assert "6 of 12 attacks matched" in summary.notes[0]
+    found = entries(summary)
     assert found["row, A, ‖δ‖ = 0.5", "slope", ""] == pytest.approx(-1)
     assert found["row, A, ‖δ‖ = 0.5", "off 1/λ, dB", ""] == pytest.approx(0, abs=1e-9)
 
@@ -367,15 +369,12 @@ def test_noise_along_an_eigenvector_has_its_size(lab_of: Any) -> None:
         directions=(0, 3),
         sizes=(1e-3,),
     )
-    call, settings_of = (
-        settings.cells(lab_of(settings))[0].call,
-        settings.attacks["A"],
-    )
+    call = settings.cells(lab_of(settings))[0].call
     net, samples = small_net(), small_samples()
-    found = call(net, samples, (0, 3), 1e-3, settings_of)
+    found = call(net, samples, (0, 3), (1e-3,), settings.attacks)
     for k in (0, 3):
         expected = 1e-6 / np.array(found.columns[f"λ {k}"]) / 16
-        got = np.array(found.columns[f"mse {k}"])
+        got = np.array(found.columns[f"A, ‖δ‖ = 0.001: {k}"])
         # First order, in float32.
         np.testing.assert_allclose(got, expected, rtol=0.1)
 

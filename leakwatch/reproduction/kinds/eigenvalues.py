@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,13 +26,14 @@ from leakwatch.reproduction.kinds.base import (
     check_data,
     chunks,
     joined,
-    matched,
     measured,
 )
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Panel, Summary
 
 __all__ = ["Effort", "EigenRow", "Eigenvalues", "Eigenvectors"]
+
+_Array = npt.NDArray[np.float64]
 
 # Quantiles of the eigenvalues of an image that a cell keeps.
 _QUANTILES: Final = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -193,55 +194,39 @@ class Eigenvectors(_Rows):
     sizes: tuple[float, ...] = (5.0,)
 
     def cells(self, lab: Lab) -> Sequence[Cell]:
-        """Every image, attack and size."""
+        """All attacks and sizes of an image, which share its eigenvectors."""
         return [
             Cell(
-                {**place, "what": attack, "size": f"size {size:g}"},
+                place,
                 "attack",
                 _along,
-                (net, part, self.directions, size, settings),
+                (net, part, self.directions, self.sizes, self.attacks),
             )
             for place, net, part in self._parts(lab)
-            for attack, settings in self.attacks.items()
-            for size in self.sizes
         ]
 
     def summarise(self, outcomes: Sequence[Outcome]) -> Summary:
         """Slopes."""
-        entries, notes, panels = [], [], []
+        entries: list[Entry] = []
+        notes, panels = [], []
         for name in self.rows:
+            whole = joined([o for o in outcomes if o.place["row"] == name])
+            lam = np.array([whole.columns[f"λ {k}"] for k in self.directions])
+            share = np.array(whole.columns["1/d_x"])
             for attack in self.attacks:
                 for size in self.sizes:
-                    mine = [
-                        o
-                        for o in outcomes
-                        if (o.place["row"], o.place["what"], o.place["size"])
-                        == (name, attack, f"size {size:g}")
-                    ]
-                    whole = joined(mine)
-                    row = f"{name}, {attack}, ‖δ‖ = {size:g}"
-                    points = [
-                        (whole.columns[f"λ {k}"], whole.columns[f"mse {k}"])
-                        for k in self.directions
-                    ]
-                    lam, mse = (
-                        np.log10(np.array(v)) for v in zip(*points, strict=True)
-                    )
-                    entries += _slopes(
-                        row, lam, mse, np.array(whole.columns["floor"]), size
-                    )
+                    case = _case(attack, size)
+                    errors = [whole.columns[f"{case}: {k}"] for k in self.directions]
+                    mse = np.array(errors)
+                    row = f"{name}, {case}"
+                    entries += _slopes(row, lam, mse, size**2 * share / lam)
+                    words = whole.status[case]
+                    good = sum(word in ("ok", "estimated") for word in words)
                     notes.append(
-                        f"{row}: {matched(mine)} attacks matched their gradient."
+                        f"{row}: {good} of {len(words)} attacks matched their gradient."
                     )
-                    panels.append(
-                        Panel(
-                            row,
-                            "λ",
-                            "MSE",
-                            {"images": (10 ** lam.ravel(), 10 ** mse.ravel())},
-                            log="xy",
-                        )
-                    )
+                    points = lam.ravel().tolist(), mse.ravel().tolist()
+                    panels.append(Panel(row, "λ", "MSE", {"images": points}, log="xy"))
         return Summary(tuple(entries), tuple(notes), tuple(panels))
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
@@ -368,53 +353,58 @@ def _spectrum(net: nn.Module, samples: Samples) -> Values:
     return Values(columns)
 
 
+def _case(attack: str, size: float) -> str:
+    return f"{attack}, ‖δ‖ = {size:g}"
+
+
 def _along(
     net: nn.Module,
     samples: Samples,
     directions: Sequence[int],
-    size: float,
-    settings: AttackSettings,
+    sizes: Sequence[float],
+    attacks: Mapping[str, AttackSettings],
 ) -> Values:
     protected = _protected(net, samples)
-    columns: dict[str, list[float]] = {}
-    words: list[str] = []
-    d_x = samples.x[0].numel()
-    columns["floor"] = [1 / d_x] * len(samples.x)
-    for k in directions:
-        noise = EigenNoise(Budget(size, "norm"), Single(k), "sign")
-        made = noise.protect(
-            protected.gradient,
-            generator=torch.Generator().manual_seed(settings.seed),
-            samples=protected,
-        )
-        delta = made.gradient - protected.gradient
-        found = settings.run(net, samples, perturb=lambda g, d=delta: g + d.to(g))
-        columns[f"mse {k}"] = measured(found.images, samples, ("mse",))["mse"]
-        columns[f"λ {k}"] = protected.basis.eigenvalues[:, k].tolist()
-        words += [s.word for s in found.status]
-    return Values(columns, {"attack": words})
+    columns: dict[str, list[float]] = {
+        f"λ {k}": protected.basis.eigenvalues[:, k].tolist() for k in directions
+    }
+    columns["1/d_x"] = [1 / samples.x[0].numel()] * len(samples.x)
+    status: dict[str, list[str]] = {}
+    for size in sizes:
+        for k in directions:
+            noise = EigenNoise(Budget(size, "norm"), Single(k), "sign")
+            made = noise.protect(
+                protected.gradient,
+                generator=torch.Generator().manual_seed(0),
+                samples=protected,
+            )
+            delta = made.gradient - protected.gradient
+            for name, attack in attacks.items():
+                case = _case(name, size)
+                found = attack.run(net, samples, perturb=lambda g, d=delta: g + d.to(g))
+                errors = measured(found.images, samples, ("mse",))["mse"]
+                columns[f"{case}: {k}"] = errors
+                status.setdefault(case, []).extend(s.word for s in found.status)
+    return Values(columns, status)
 
 
-def _slopes(row: str, lam: Any, mse: Any, share: Any, size: float) -> list[Entry]:
+def _slopes(row: str, lam: _Array, mse: _Array, predicted: _Array) -> list[Entry]:
     """Of ``(directions, images)``."""
     n = lam.shape[1]
+    x, y = np.log10(lam), np.log10(mse)
+    off = 10 * np.abs(y - np.log10(predicted))
 
     def slope(i: Any) -> float:
-        x, y = lam[:, i].ravel(), mse[:, i].ravel()
-        good = np.isfinite(x + y)
-        return float(np.polyfit(x[good], y[good], 1)[0])
+        a, b = x[:, i].ravel(), y[:, i].ravel()
+        good = np.isfinite(a + b)
+        return float(np.polyfit(a[good], b[good], 1)[0])
 
-    predicted = 2 * math.log10(size) - lam + np.log10(share)
-    off = 10 * np.abs(mse - predicted)
+    def middle(i: Any) -> float:
+        return float(np.nanmedian(off[:, i]))
+
     return [
         Entry(row, "slope", "", *bootstrapped(slope, n), n=lam.size),
-        Entry(
-            row,
-            "off 1/λ, dB",
-            "",
-            *bootstrapped(lambda i: float(np.nanmedian(off[:, i])), n),
-            n=lam.size,
-        ),
+        Entry(row, "off 1/λ, dB", "", *bootstrapped(middle, n), n=lam.size),
     ]
 
 
