@@ -48,16 +48,19 @@ def reproduce(argv: list[str]) -> None:
     for name in wanted:
         try:
             _run(name, asked)
-        except FileNotFoundError as error:
-            # The others may have their data.
+        except Exception as error:
+            # Hours of others must not be lost, and these may have their data.
             if len(wanted) == 1:
                 raise
-            print(f"\n{error}")
+            expected = isinstance(error, FileNotFoundError | ValueError)
+            kind = "" if expected else f"{type(error).__name__}: "
+            said = str(error) if str(error).startswith(name) else f"{name}: {error}"
+            print(f"\n{kind}{said}")
             left.append(name)
     if left:
-        raise FileNotFoundError(
-            f"{len(left)} of {len(wanted)} experiments were not run, their data is "
-            f"missing as said above: {', '.join(left)}."
+        raise RuntimeError(
+            f"{len(left)} of {len(wanted)} experiments were not finished, for the "
+            f"reasons above: {', '.join(left)}."
         )
 
 
@@ -172,4 +175,4 @@ def _listed(asked: argparse.Namespace) -> str:
         "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]])
         for row in [head, *rows]
     ]
-    return "\n".join(lines) + "\n\nminutes: of one CPU core, at small scale."
+    return "\n".join(lines) + "\n\nminutes: of one CPU core at small scale, at most."

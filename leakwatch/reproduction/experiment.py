@@ -47,7 +47,8 @@ class Experiment:
         kind: which kind of experiment.
         scales: settings of the kind at each scale.
         published: name of the file with the paper's numbers; empty: it states none.
-        minutes: of one CPU core at small scale, measured; None: not measured.
+        minutes: of one CPU core at small scale, at most, as ``--cells`` says or as was
+            measured; None: nobody has looked.
         like: an experiment whose settings apply where these say nothing.
         headline: ``[row, column, part]`` of the number that the claim stands or falls
             with, at small scale.

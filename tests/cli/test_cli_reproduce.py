@@ -86,11 +86,14 @@ def test_missing_data_does_not_stop_the_others(
 
     def reproduce(experiment: Experiment, **more: object) -> None:
         ran.append(experiment.name)
+        if experiment.name == "lavp-table-2":
+            raise ZeroDivisionError("a bug")
         raise FileNotFoundError(f"{experiment.name} lacks data")
 
     monkeypatch.setattr("leakwatch.reproduction.reproduce", reproduce)
     assert main(["reproduce", "all"]) == 1
     assert ran == names()
     said = capsys.readouterr()
-    assert "lavp-table-1 lacks data" in said.out
-    assert f"{len(ran)} of {len(ran)} experiments were not run" in said.err
+    assert "\nlavp-table-1 lacks data" in said.out
+    assert "\nZeroDivisionError: lavp-table-2: a bug" in said.out
+    assert f"{len(ran)} of {len(ran)} experiments were not finished" in said.err
