@@ -1,6 +1,7 @@
 """Operations and synchronisations: what a GPU spends its time on where work is small.
 
     python benchmarks/device_counts.py [--device cuda] [--size 16] [--samples 8]
+        [--only scores attacks]
 
 Counted by a ``TorchDispatchMode``: every operation on the device, those that
 make the CPU wait for a device (reading a number, positions of a mask, copies from the
@@ -35,6 +36,13 @@ WAITING = {
     "_linalg_eigh",
     "_linalg_svd",
     "linalg_cholesky",
+}
+# Presets whose steps are counted, and where they begin.
+ATTACKS = {
+    "inverting-gradients": "near",
+    "dlg": "near",
+    "ci-net": "normal",
+    "gauss-newton": "near",
 }
 VIEWS = {"view", "_unsafe_view", "expand", "detach", "t", "transpose", "slice", "alias"}
 
@@ -94,6 +102,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=16, help="pixels along an edge")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6, help="of attacks")
+    kinds = ("scores", "attacks")
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
     args = parser.parse_args()
     torch.manual_seed(0)
     net = LeNet(image_size=args.size).to(args.device)
@@ -108,14 +118,14 @@ def main() -> None:
         each = [number / per for number in numbers]
         print(f"{name:44}{each[0]:12.0f}{each[1]:18.2f}{each[2]:8.2f}", flush=True)
 
-    for name, per, call in _scores(net, x, y):
+    for name, per, call in _scores(net, x, y) if "scores" in args.only else ():
         row(name, per, *counted(call, x.device.type))
     few, many = 2, 2 + args.steps
-    for preset in ("inverting-gradients", "gauss-newton"):
+    for preset, start in ATTACKS.items() if "attacks" in args.only else ():
 
-        def attacked(steps: int, preset: str = preset) -> object:
+        def attacked(steps: int, preset: str = preset, start: str = start) -> object:
             return leakwatch.attack(
-                net, x, y, preset, steps=steps, restarts=1, start="near"
+                net, x, y, preset, steps=steps, restarts=1, start=start
             )
 
         counts = [

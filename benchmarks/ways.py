@@ -288,6 +288,9 @@ TABLES: dict[str, Callable[[], dict[str, Callable[[], Tensor]]]] = {
         for name in ("LeNet, ReLU", "MLP, 3×32×32", "ResNet8, ReLU", "VGG9, ReLU")
         for count in (1, 32)
     },
+    "step, 8 attacks, a small ViT": partial(
+        attacks, "a small ViT", 8, "loop", "vmap", stack=OPEN
+    ),
     **{
         f"SME, {clients} × {samples}, {name}": partial(
             updates, name, clients, samples, OPEN

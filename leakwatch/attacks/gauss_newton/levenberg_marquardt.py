@@ -101,6 +101,9 @@ class LevenbergMarquardtResult:
 class LevenbergMarquardt:
     """State of all attacks. Nothing that happens to one changes another.
 
+    Numbers of attacks, of which each step depends, are on the CPU: once in a step they
+    are waited for, all together.
+
     Args:
         objective: what is minimised.
         how: way to find the next images.
@@ -123,22 +126,25 @@ class LevenbergMarquardt:
     ) -> None:
         self.objective, self.how, self.settings = objective, how, settings
         self.tolerance = tolerance
-        self.rows, self.bounds = rows, bounds
+        self.rows, self.bounds = rows.cpu(), bounds
+        rows = self.rows
         self.p = p.clone() if bounds is None else p.clamp(*bounds)
         self.residual = objective.residual(rows, self.p)
-        self.phi = self._value(rows, self.p, self.residual)
+        phi = objective.value(rows, self.p, self.residual)
+        self.noisy = (objective.noise[rows] > 0).cpu()
+        self.phi, self.distance = self._read(phi, self.residual.norm(dim=1))
         count = len(rows)
         memory = settings.memory if objective.kinked else 1
         self.recent = self.phi.expand(memory, -1).clone()
         self.best_p, self.best = self.p.clone(), self.phi.clone()
-        self.best_residual = self.residual.norm(dim=1)
+        self.best_residual = self.distance.clone()
         self.slope = torch.zeros_like(self.p)
         self.width = torch.zeros_like(self.phi)
         self.damping = torch.full_like(self.phi, settings.damping)
         self.growth = torch.full_like(self.phi, 2.0)
         self.move = torch.full_like(self.phi, _FIRST_MOVE)
         self.widths = torch.tensor(_WIDTHS).to(self.phi)
-        none = torch.zeros(count, dtype=torch.long, device=p.device)
+        none = torch.zeros(count, dtype=torch.long)
         self.failures, self.turn = none.clone(), none.clone()
         self.improved, self.steps = none.clone(), none.clone()
         self.moved = torch.ones_like(none, dtype=torch.bool)
@@ -169,9 +175,9 @@ class LevenbergMarquardt:
             self._step(step, a)
             if report is not None:
                 report(step + 1, self.best_residual)
-        return LevenbergMarquardtResult(
-            self.best_p, self.best, self.best_residual, self.steps, self.late
-        )
+        numbers = (self.best, self.best_residual, self.steps, self.late)
+        place = self.p.device
+        return LevenbergMarquardtResult(self.best_p, *(t.to(place) for t in numbers))
 
     def _step(self, step: int, a: Tensor) -> None:
         """One step of the attacks at positions a."""
@@ -179,7 +185,13 @@ class LevenbergMarquardt:
         rows = self.rows[a]
         trial, predicted = self.how.step(self._at(a), self.damping[a], self.bounds)
         residual = self.objective.residual(rows, trial)
-        phi = self._value(rows, trial, residual)
+        phi, predicted, distance, moved, size = self._read(
+            self.objective.value(rows, trial, residual),
+            predicted,
+            residual.norm(dim=1),
+            (trial - self.p[a]).norm(dim=1),
+            self.p[a].norm(dim=1),
+        )
         gain = (self.phi[a] - phi) / predicted.clamp_min(1e-300)
         gain = torch.where(predicted > 0, gain, -1.0).nan_to_num(-1.0)
         stale = self.how.stale(rows)
@@ -191,10 +203,10 @@ class LevenbergMarquardt:
         ended = (predicted <= _STATIONARY * self.phi[a]) & ~stale
 
         yes = a[accept]
-        length = self.p[yes].norm(dim=1).clamp_min(1e-300)
-        self.move[yes] = (trial[accept] - self.p[yes]).norm(dim=1) / length
-        self.p[yes], self.residual[yes] = trial[accept], residual[accept]
-        self.phi[yes] = phi[accept]
+        self.move[yes] = moved[accept] / size[accept].clamp_min(1e-300)
+        chosen = accept.nonzero()[:, 0]
+        self.p[yes], self.residual[yes] = trial[chosen], residual[chosen]
+        self.phi[yes], self.distance[yes] = phi[accept], distance[accept]
         self.recent[step % len(self.recent), a] = self.phi[a]
         self.moved[a] = accept
         self.steps[a] += 1
@@ -213,10 +225,11 @@ class LevenbergMarquardt:
             return
         rows, p, r = self.rows[new], self.p[new], self.residual[new]
         if self.objective.kinked:
-            spread = r.norm(dim=1)
+            spread = self.distance[new]
             # With noise the residual stays large; the last step still shrinks.
-            noisy = self.objective.noise[rows] > 0
-            spread = torch.where(noisy, torch.minimum(spread, self.move[new]), spread)
+            spread = torch.where(
+                self.noisy[new], torch.minimum(spread, self.move[new]), spread
+            )
             spread = self.settings.smoothing * spread * self.widths[self.turn[new]]
             self.width[new] = spread.clamp_max(self.settings.widest)
         self.slope[new] = self.objective.slope(rows, p, r, self.width[new])
@@ -243,12 +256,11 @@ class LevenbergMarquardt:
     def _remember(self, step: int, a: Tensor, ended: Tensor) -> None:
         """Keeps the best images, and ends attacks that can't improve."""
         # Noise makes most of φ: a hundredth of it may be all that there is to gain.
-        noisy = self.objective.noise[self.rows[a]] > 0
-        less = torch.where(noisy, 1 - _NOISY_GAIN, 1 - _GAIN)
+        less = torch.where(self.noisy[a], 1 - _NOISY_GAIN, 1 - _GAIN)
         self.improved[a[self.phi[a] < less * self.best[a]]] = step
         w = a[self.phi[a] < self.best[a]]
         self.best_p[w], self.best[w] = self.p[w], self.phi[w]
-        self.best_residual[w] = self.residual[w].norm(dim=1)
+        self.best_residual[w] = self.distance[w]
         close = self.best_residual[a] < _CLOSE
         most = self.settings.patience
         patience = torch.where(close, max(2, most // 4), most)
@@ -263,6 +275,8 @@ class LevenbergMarquardt:
             self.rows[a], self.p[a], self.residual[a], self.slope[a], self.width[a]
         )
 
-    def _value(self, rows: Tensor, p: Tensor, residual: Tensor) -> Tensor:
-        phi = self.objective.value(rows, p, residual)
-        return torch.where(torch.isfinite(phi), phi, math.inf)
+    def _read(self, phi: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of attacks on the CPU, with φ infinite where it is not a number."""
+        read = torch.stack([phi, *more]).cpu()
+        first = torch.where(torch.isfinite(read[0]), read[0], math.inf)
+        return (first, *read[1:])

@@ -26,6 +26,8 @@ _SHORTENINGS = 4
 class Iterates:
     """Where attacks are, and what is known there; one row each.
 
+    Rows and widths may be on the CPU, from where a GPU is told and never asked.
+
     Attributes:
         rows: positions in the objective.
         p: images, pixels, flat.
@@ -43,6 +45,10 @@ class Iterates:
     def select(self, which: Tensor) -> Iterates:
         """Some of the rows."""
         return Iterates(*(t[which] for t in vars(self).values()))
+
+    def in_one_place(self) -> Iterates:
+        """All where the images are."""
+        return Iterates(*(t.to(self.p.device) for t in vars(self).values()))
 
 
 class Steps(Protocol):
@@ -64,7 +70,7 @@ class Steps(Protocol):
 
         Args:
             at: where the attacks are.
-            damping: relative to the mean diagonal of H.
+            damping: relative to the mean diagonal of H, on any device.
             bounds: of pixels, ``None`` for no box.
         """
 
@@ -88,7 +94,7 @@ class Costs:
 
 @final
 class DenseSteps:
-    """From H as a matrix, one attack after the other; kept until it fails.
+    """From H as a matrix of each attack; kept until it fails.
 
     With exact arithmetic for the slope an H of an earlier image still gives a descent
     direction (Shamanskii 1967): steps after the first cost one vjp and a factorisation.
@@ -122,12 +128,41 @@ class DenseSteps:
         self, at: Iterates, damping: Tensor, bounds: tuple[float, float] | None
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
+        rows = at.rows.tolist()
+        trial = at.p.clone()
+        predicted = trial.new_zeros(len(rows))
+        # On a GPU all together, or each look at one would wait for it.
+        together = 1 if trial.device.type == "cpu" else len(rows)
+        for start in range(0, len(rows), together):
+            some = range(start, min(start + together, len(rows)))
+            taken = self._formed(at, [(i, rows[i]) for i in some])
+            if not taken:
+                break
+            began, part = time.perf_counter(), slice(start, start + len(taken))
+            h = torch.stack(taken)
+            size = damping[part].to(h) * h.diagonal(dim1=1, dim2=2).mean(1)
+            m = h.clone()
+            m.diagonal(dim1=1, dim2=2).add_(size[:, None])
+            b = at.slope[part]
+            delta = minimum_in_box(m, b, *_room(at.p[part], bounds))
+            # Where H is not finite nothing is known of a better image.
+            known = h.sum((1, 2)).isfinite()
+            delta = torch.where(known[:, None], delta, 0.0)
+            moved = (h @ delta[:, :, None])[:, :, 0]
+            decrease = -((b + 0.5 * moved) * delta).sum(1)
+            trial[part] += delta
+            predicted[part] = torch.where(known, decrease, 0.0)
+            self._costs.solving = (time.perf_counter() - began) / len(taken)
+        return _boxed(trial, bounds), predicted
+
+    def _formed(self, at: Iterates, some: list[tuple[int, int]]) -> list[Tensor]:
+        """H of attacks, by place and row; of as many as there is time for."""
         o = self.objective
-        trial, predicted = at.p.clone(), torch.zeros_like(damping)
-        for i, row in enumerate(at.rows.tolist()):
+        found: list[Tensor] = []
+        for i, row in some:
             self._age[row] = self._age.get(row, 0) + 1
             began, new = time.perf_counter(), row not in self._grams
-            takes = self._costs.solving + new * self._costs.forming
+            takes = (len(found) + 1) * self._costs.solving + new * self._costs.forming
             if self.deadline is not None and began + takes > self.deadline:
                 break
             if new:
@@ -136,18 +171,8 @@ class DenseSteps:
                 self._grams[row], self._age[row] = h, 0
                 self.formed += 1
                 self._costs.forming = time.perf_counter() - began
-            solves = time.perf_counter()
-            h = self._grams[row]
-            if not bool(torch.isfinite(h).all()):
-                continue
-            m = h.clone()
-            m.diagonal().add_(damping[i] * h.diagonal().mean())
-            b = at.slope[i]
-            delta = minimum_in_box(m, b, *_room(at.p[i], bounds))
-            trial[i] += delta
-            predicted[i] = -(b @ delta + 0.5 * delta @ (h @ delta))
-            self._costs.solving = time.perf_counter() - solves
-        return _boxed(trial, bounds), predicted
+            found.append(self._grams[row])
+        return found
 
 
 @final
@@ -180,7 +205,8 @@ class MatrixFreeSteps:
         self, at: Iterates, damping: Tensor, bounds: tuple[float, float] | None
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Steps`."""
-        o = self.objective
+        o, at = self.objective, at.in_one_place()
+        damping = damping.to(at.p.device)
         damp = damping * self.mean_diagonal(at)
         # Independent pixels are a shift, and cost no product.
         shift = damp + o.weight[at.rows] if o.prior is None else damp

@@ -231,21 +231,24 @@ class _Run:
         moving = fine & alive
         rate = phase.rate(step) * self.scale
         correct = [1 - b ** self.age.clamp(min=1).double() for b in _BETAS]
+        # On a GPU a look costs more than what it saves.
+        whole = moving.device.type == "cpu" and bool(moving.all())
         with torch.no_grad():
             for i, g in enumerate(rows):
-                self._move(i, g.sign() if phase.signed else g, moving, rate, correct)
+                some = None if whole else moving
+                self._move(i, g.sign() if phase.signed else g, some, rate, correct)
 
     def _move(
         self,
         i: int,
         g: Tensor,
-        moving: Tensor,
+        moving: Tensor | None,
         rate: Tensor,
         correct: list[Tensor],
     ) -> None:
         p, m, v = self.parameters[i], self.first[i], self.second[i]
-        go = self._rows(moving, p)
-        if bool(moving.all()):
+        go = None if moving is None else self._rows(moving, p)
+        if go is None:
             m.lerp_(g, 1 - _BETAS[0])
             v.lerp_(g.square(), 1 - _BETAS[1])
         else:
@@ -257,7 +260,7 @@ class _Run:
         length = self._rows(rate / correct[0], p).to(p.dtype)
         size = (v / self._rows(correct[1], p).to(p.dtype)).sqrt_().add_(_EPSILON)
         moved = p - length * m / size
-        p.copy_(torch.where(go, moved, self.saved[i]))
+        p.copy_(moved if go is None else torch.where(go, moved, self.saved[i]))
 
     def keep(self, images: Tensor, loss: Tensor, fine: Tensor | None) -> None:
         """Notes images and parameters of attacks that are better than ever."""
@@ -269,13 +272,12 @@ class _Run:
             self.best = torch.where(
                 self._rows(finite, images), images, torch.zeros_like(images)
             )
-        if not bool(better.any()):
+        if better.device.type == "cpu" and not bool(better.any()):
             return
         self.loss = torch.where(better, loss, self.loss)
-        self.best[better] = images[better]
+        self.best = torch.where(self._rows(better, images), images, self.best)
         for kept, p in zip(self.saved, self.parameters, strict=True):
-            at = better.repeat_interleave(len(p) // self.count)
-            kept[at] = p.detach()[at]
+            kept.copy_(torch.where(self._rows(better, p), p.detach(), kept))
 
     def _rows(self, values: Tensor, like: Tensor) -> Tensor:
         each = values.repeat_interleave(len(like) // self.count)

@@ -260,6 +260,9 @@ class Matcher:
         entry = problem.entry_weights(at)
         self._root = None if entry is None else entry**problem.distance.root
         self._prepared = self._standard
+        self._seen: Tensor | None = None
+        self._version = -1
+        self._runs: dict[tuple[int, int], int | None] = {}
         self._expected: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -400,12 +403,26 @@ class Matcher:
         return Evaluation(value, objective, gradient, target_gradient)
 
     def _rows(self, targets: Tensor) -> Tensor:
-        first, n = int(targets[0]), len(targets)
-        ordered = torch.arange(first, first + n, device=targets.device)
+        first, n = self._run(targets), len(targets)
         # No copy of these large tensors where one can look at them in place.
-        if torch.equal(targets, ordered):
+        if first is not None:
             return self._prepared[first : first + n]
         return self._prepared[targets]
+
+    def _run(self, targets: Tensor) -> int | None:
+        """The first of consecutive positions; ``None`` where they are not.
+
+        What is known of the same tensor is not looked at again, at every step.
+        """
+        base = targets if targets._base is None else targets._base
+        if base is not self._seen or base._version != self._version:
+            self._seen, self._version, self._runs = base, base._version, {}
+        n, place = len(targets), (targets.storage_offset(), len(targets))
+        if place not in self._runs:
+            first = int(targets[0])
+            ordered = torch.arange(first, first + n, device=targets.device)
+            self._runs[place] = first if torch.equal(targets, ordered) else None
+        return self._runs[place]
 
     def _use(self, path: Path) -> None:
         self._path = path

@@ -43,6 +43,7 @@ class LBFGS:
         self._rho = like.new_zeros(attacks, history)
         self._kept = torch.zeros(attacks, dtype=torch.long, device=like.device)
         self._next = torch.zeros_like(self._kept)
+        self._most = 0
         # The point that each line search starts from, and the search itself.
         self._point = torch.zeros_like(like)
         self._gradient = torch.zeros_like(like)
@@ -89,7 +90,8 @@ class LBFGS:
         self._gradient = torch.where(new[:, None], gradient, self._gradient)
         self._begun |= new
         turn = new | given_up
-        if bool(turn.any()):
+        # On a GPU a look costs more than what it saves.
+        if turn.device.type != "cpu" or bool(turn.any()):
             self._turn(turn, lr)
         bisect = torch.isfinite(self._high)
         middle = torch.where(bisect, (self._low + self._high) / 2, 2 * self._low)
@@ -117,13 +119,14 @@ class LBFGS:
         curvature = (s * y).sum(1)
         # Weak Wolfe points have positive curvature; lower ones need not.
         usable = rows & (curvature > 1e-12 * s.norm(dim=1) * y.norm(dim=1))
-        chosen = usable.nonzero()[:, 0]
-        at = self._next[chosen]
-        self._s[chosen, at] = s[chosen]
-        self._y[chosen, at] = y[chosen]
-        self._rho[chosen, at] = 1 / curvature[chosen]
-        self._next[chosen] = (at + 1) % self._size
-        self._kept[chosen] = (self._kept[chosen] + 1).clamp_max(self._size)
+        every, at = torch.arange(len(z), device=z.device), self._next
+        for kept, new in ((self._s, s), (self._y, y)):
+            kept[every, at] = torch.where(usable[:, None], new, kept[every, at])
+        self._rho[every, at] = torch.where(usable, 1 / curvature, self._rho[every, at])
+        self._next = torch.where(usable, (at + 1) % self._size, at)
+        more = (self._kept + 1).clamp_max(self._size)
+        self._kept = torch.where(usable, more, self._kept)
+        self._most = min(self._most + 1, self._size)
 
     def _turn(self, rows: Tensor, lr: Tensor) -> None:
         direction = -self._two_loops()
@@ -146,7 +149,9 @@ class LBFGS:
     def _two_loops(self) -> Tensor:
         """The inverse Hessian's approximation times the gradient."""
         q = self._gradient.clone()
-        most = int(self._kept.max())
+        # On a GPU as many as there can be: those that are not there count for nothing.
+        on_cpu = q.device.type == "cpu"
+        most = int(self._kept.max()) if on_cpu else self._most
         every = torch.arange(len(q), device=q.device)
         pairs = []
         for i in range(1, most + 1):

@@ -136,12 +136,15 @@ class DescentState:
             p, g = self.targets(), values.target_gradient
             slope = p * (g - (p * g).sum(-1, keepdim=True))
             gradient = torch.cat([gradient, slope.flatten(1)], 1)
-        still = self.z.clone() if bool(self.finished.any()) else None
+        # Both at once: on a GPU each look waits for all before it.
+        looked = torch.stack([self.finished.any(), self._bad.any()])
+        finished, bad = looked.tolist()
+        still = self.z.clone() if finished else None
         sizes = lr * self._factor
         moved = self.optimizer.step(self.z, values.objective, gradient, sizes)
         if still is not None:
             moved = torch.where(self.finished[:, None], still, moved)
-        if bool(self._bad.any()):
+        if bad:
             moved = self._back(moved)
         self.z = moved
 

@@ -191,7 +191,7 @@ def _one_pass(
             a[place] = tangents.inputs[key].flatten(1)
         return numbers
 
-    numbers = torch.arange(n, device=directions.device)
+    numbers = torch.arange(n)  # on the CPU, where a look waits for nothing
     widest = max((piece.part.width for piece in pieces), default=1)
     chunk = min(
         source.chunk(frozenset(keys), names) * room // _CHUNK_BYTES,

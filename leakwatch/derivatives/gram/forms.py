@@ -149,12 +149,11 @@ class Isometric:
         inside = a @ self._q[:columns]
         out = a.new_empty(k, rows + len(self._q))
         out[:, :rows] = inside * self._delta[0]
-        size = float(self._turned)
-        out[:, rows : rows + columns] = torch.addmm(
-            a, inside, self._q[:columns].T, beta=size, alpha=-size
-        )
+        # Never read as a number, for which a GPU would be waited for.
+        outside = torch.addmm(a, inside, self._q[:columns].T, alpha=-1)
+        torch.mul(outside, self._turned, out=out[:, rows : rows + columns])
         if self._bias:
-            out[:, -1:] = inside * (-size * self._q[-1])
+            out[:, -1:] = inside * (-self._turned[0] * self._q[-1])
         return out
 
     def _tokens(

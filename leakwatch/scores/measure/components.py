@@ -55,7 +55,7 @@ _FILTERS = (0.0, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 # Directions of several samples at once.
 _GROUP_BYTES = 256 * 2**20
 # MiB for tangents; with less they would be formed over and over.
-_LEAST_MEMORY = 128.0
+_LEAST_MEMORY = 16.0
 # Draws of the noise over which predictions for one image are averaged.
 _NOISES = 16
 
@@ -284,7 +284,7 @@ def leading_components(
         prior: what is known of images.
         noise_std: s, at which the prediction has to settle; ``None``: as many
             components as there may be.
-        max_memory: MiB that tangents may take; 128, if it is less.
+        max_memory: MiB that tangents may take; 16, if it is less.
         pixels: the images, for errors that hold for them alone.
         data_range: peak of the PSNR.
         counts: how many components may be looked at.

@@ -35,6 +35,10 @@ _FEW_PRODUCTS = 8
 # Times max_memory up to which nothing is said.
 _SLACK = 1.2
 
+# MiB for tangents, of max_memory, where products leave less: tangents would be formed
+# over and over.
+_TANGENTS = 128.0
+
 #: Input elements beyond which the eigensolver alone (d_x³) takes minutes on a CPU.
 LARGEST_EXACT = 4096
 
@@ -193,8 +197,10 @@ def _shared_out(
             f"Jacobian, the rest for the vectors of products={products}"
         )
     left = max(most - fixed, 0.0)
-    group = max(1, int(left // basis))
-    return max(left - min(group, len(inputs)) * basis, 0.0) / 2**20, group
+    # First products, and gradients, of a group take as much for each of its samples.
+    group = max(1, int(min(left // basis, most // max(fixed, 1))))
+    rest = (left - min(group, len(inputs)) * basis) / 2**20
+    return max(rest, min(_TANGENTS, max_memory)), group
 
 
 def _choose(

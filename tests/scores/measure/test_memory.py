@@ -14,7 +14,10 @@ import leakwatch
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.priors import natural_prior
+from leakwatch.scores import ScoreInputs, Scoring, resolve
 from leakwatch.scores.measure.components import leading_components
+from leakwatch.scores.measure.memory import bytes_of_products
+from leakwatch.scores.measure.plan import Solver
 
 CLEAR = Path("/proc/self/clear_refs")
 # In a process of its own: what tests before have freed would be used again, unseen.
@@ -73,6 +76,31 @@ def test_it_is_said_beforehand_where_one_product_takes_more(
     caplog.clear()
     leakwatch.score(net, x, y, "lavp", solver="lanczos", max_memory=200)
     assert not [r for r in caplog.records if "max_memory" in r.getMessage()]
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "auto"])
+def test_no_more_samples_go_together_than_fit(solver: Solver) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(324, 900), nn.Sigmoid(), nn.Linear(900, 3)
+    )
+    x, y = torch.rand(8, 1, 18, 18), torch.zeros(8, dtype=torch.long)
+    most = 100.0
+    scoring = Scoring(
+        resolve("bayes"),
+        noise_std=1e-3,
+        prior="natural",
+        solver=solver,
+        precision="dashboard",
+        max_memory=most,
+        products=10,
+    )
+    inputs = ScoreInputs(scoring.gradient_map(net), x, y)
+    chosen = scoring.plan(inputs, scoring.settings((1, 18, 18)))
+    each = bytes_of_products(inputs.gradients, x[0], y[0])
+    assert chosen.solver == ("components" if solver == "auto" else solver)
+    assert 1 < chosen.group < len(x)
+    assert chosen.group * each <= most * 2**20 < (chosen.group + 1) * each
 
 
 @pytest.mark.parametrize("most", [None, 0.0])
