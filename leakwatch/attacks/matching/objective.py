@@ -417,7 +417,8 @@ class Matcher:
         base = targets if targets._base is None else targets._base
         if base is not self._seen or base._version != self._version:
             self._seen, self._version, self._runs = base, base._version, {}
-        n, place = len(targets), (targets.storage_offset(), len(targets))
+        n = len(targets)
+        place = int(targets.storage_offset()), n
         if place not in self._runs:
             first = int(targets[0])
             ordered = torch.arange(first, first + n, device=targets.device)
