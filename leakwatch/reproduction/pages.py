@@ -130,7 +130,9 @@ def _body(judged: _Judged, docs: Path) -> str:
     experiment, result = judged.experiment, judged.result
     command = f"leakwatch reproduce {experiment.name}"
     claim = " ".join(experiment.claim.split())
-    parts = [f"*{experiment.title}.* The paper: {claim}", f"```console\n{command}\n```"]
+    title = experiment.title + "." * (not experiment.title.endswith("?"))
+    whose = "" if experiment.paper == "leakwatch" else "The paper: "
+    parts = [f"*{title}* {whose}{claim}", f"```console\n{command}\n```"]
     if result is None:
         parts.append("Not run here yet.")
     else:
