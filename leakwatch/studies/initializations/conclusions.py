@@ -63,7 +63,9 @@ def _order(verdict: Verdict, prior: str) -> str:
         for group in verdict.ranked[1:-1]
         if not verdict.told_apart(group.scheme, lowest.scheme)
     ]
-    also = f" (not told apart from it: {', '.join(alike)})" if alike else ""
+    also = ""
+    if alike:
+        also = f", or one that is not told apart from it ({', '.join(alike)})"
     return (
         f"{lowest.scheme} exposes least{also}: {_mean(lowest)} against "
         f"{_mean(most)} for {most.scheme}, {what}."

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from leakwatch.reporting.figures import style
+from leakwatch.reporting.figures.levels import (
+    levels_of_psnr,
+    lines_of_levels,
+    names_of_levels,
+)
 from leakwatch.reporting.html.markup import Panel, make_panel
 from leakwatch.reporting.html.page import render_page
-from leakwatch.reporting.quantities import Quantity
+from leakwatch.reporting.quantities import HEADLINES, Quantity
 from leakwatch.reporting.words import count, number
 from leakwatch.studies.initializations.points import Moment, Point, logarithmic
 from leakwatch.studies.initializations.ranking import Ranked, Verdict
@@ -19,7 +24,8 @@ from leakwatch.studies.initializations.ranking import Ranked, Verdict
 __all__ = ["RankedQuantity", "Ranking", "comparison_figure", "comparison_page"]
 
 _WHEN: Final = {"initial": "at initialisation", "trained": "after training"}
-_SPREAD: Final = 0.32
+_SPREAD: Final = 0.3
+_BESIDE: Final = 0.42
 
 
 @final
@@ -82,17 +88,23 @@ def comparison_figure(ranking: Ranking) -> Any:
     for quantity in ranking.quantities:
         about, verdict = quantity.about, quantity.verdict
         unknown = {u.scheme for u in verdict.unknown}
+        levels = levels_of_psnr() if about.name in HEADLINES else []
+        ends = [end for r in verdict.ranked for end in (r.low, r.high)]
         groups[about.name] = [
             _dots(ranking, quantity, place),
             _means(verdict, place),
+            *names_of_levels(levels),
         ]
         layouts[about.name] = {
             "yaxis.title.text": style.axis_title(about),
             "yaxis.type": "log" if logarithmic(about) else "linear",
             "yaxis.autorange": not about.logarithmic,
-            "yaxis.range": style.decibel_range(p.value for p in quantity.points)
+            "yaxis.range": style.decibel_range(
+                [*(p.value for p in quantity.points), *ends]
+            )
             if about.logarithmic
             else None,
+            "shapes": lines_of_levels(levels),
             "xaxis.ticktext": [
                 style.short(s) + ("<br>not known" if s in unknown else "")
                 for s in ranking.schemes
@@ -102,16 +114,16 @@ def comparison_figure(ranking: Ranking) -> Any:
     figure = style.new_figure(
         f"What gradients give away {_WHEN[ranking.moment]}",
         f"noise of standard deviation {ranking.noise_std}; a point is "
-        "one sample under one seed, hollow: the attack failed; bar: mean and 95 % "
-        "interval of all points, hollow ones included"
+        "one sample, a colour one seed; hollow: the attack failed; diamond and bar: "
+        "mean and 95 % interval of all points, hollow ones included"
         + (f"; {style.CARETS}" if bounds else ""),
         460,
-        showlegend=False,
+        showlegend=True,
     )
     figure.update_xaxes(
         tickmode="array",
         tickvals=list(place.values()),
-        range=[-0.6, len(place) - 0.4],
+        range=[-0.6, len(place) - 0.3],
         showgrid=False,
     )
     described = {q.about.name: q.about for q in ranking.quantities}
@@ -134,6 +146,7 @@ def _dots(
         "x": [place[p.scheme] + shift[p.sample] for p in points],
         "y": style.drawable([p.value for p in points]),
         "mode": "markers",
+        "showlegend": False,
         "marker": {
             "size": 7,
             "opacity": 0.75,
@@ -163,7 +176,8 @@ def _means(verdict: Verdict, place: Mapping[str, int]) -> dict[str, Any]:
     ranked = verdict.ranked
     return {
         "type": "scatter",
-        "x": [place[r.scheme] for r in ranked],
+        # Beside the points, which it would hide.
+        "x": [place[r.scheme] + _BESIDE for r in ranked],
         "y": [r.mean for r in ranked],
         "error_y": {
             "type": "data",
@@ -171,11 +185,12 @@ def _means(verdict: Verdict, place: Mapping[str, int]) -> dict[str, Any]:
             "array": style.drawable([r.high - r.mean for r in ranked]),
             "arrayminus": style.drawable([r.mean - r.low for r in ranked]),
             "thickness": 2,
-            "width": 9,
+            "width": 5,
             "color": style.INK,
         },
         "mode": "markers",
-        "marker": {"symbol": "line-ew-open", "size": 22, "color": style.INK},
+        "showlegend": False,
+        "marker": {"symbol": "diamond", "size": 9, "color": style.INK},
         "customdata": [
             f"{style.text(r.scheme)}<br>mean {verdict.written(r)}" for r in ranked
         ],

@@ -11,7 +11,7 @@ from leakwatch.names import meant
 from leakwatch.notebook import Tabular
 from leakwatch.reporting.quantities import HEADLINES, PRIOR, Quantity
 from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
-from leakwatch.reporting.words import NO_RANKS, aligned
+from leakwatch.reporting.words import NO_RANKS, aligned, count
 from leakwatch.studies.files import save_study
 from leakwatch.studies.initializations.conclusions import conclude
 from leakwatch.studies.initializations.points import (
@@ -139,8 +139,8 @@ class InitializationComparison(Tabular):
         conclusive = sum(p.matched is True for p in points)
         if name in self.attacks and conclusive < FEWEST_ATTACKS:
             why = (
-                f"{conclusive} conclusive attacks: too few for an interval, which "
-                f"takes {FEWEST_ATTACKS}."
+                f"{count(conclusive, 'conclusive attack')}: too few for an interval, "
+                f"which takes {FEWEST_ATTACKS}."
             )
             return verdict.without_intervals(why)
         return verdict

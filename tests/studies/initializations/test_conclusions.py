@@ -90,6 +90,13 @@ def test_what_is_not_told_apart_is_not_ranked_in_words() -> None:
     assert said.endswith("No attack was run to confirm it.")
 
 
+def test_who_may_expose_as_little_is_named() -> None:
+    said = comparison({"normal": 41.0, "he": 11.81, "xavier": 11.8}, {}).conclusion()
+    assert said.startswith(
+        "xavier exposes least, or one that is not told apart from it (he): 11.8 dB "
+    )
+
+
 def test_the_prediction_leads_figure_and_table() -> None:
     pytest.importorskip("plotly")
     found = comparison(
@@ -147,7 +154,8 @@ def test_an_error_that_is_a_bound_is_at_most_that() -> None:
 def test_the_page_marks_bounds() -> None:
     pytest.importorskip("plotly")
     found = comparison({"normal": 41.0, "xavier": 11.8}, {}, bounds=["xavier"])
-    dots, means = found.figure().data
+    dots, means, *levels = found.figure().data
+    assert [level.name[:7] for level in levels] == ["clearly", "hardly "]
     assert sorted(set(dots.marker.symbol)) == ["circle", "triangle-up"]
     assert "a caret is a bound" in found.figure().layout.title.subtitle.text
     assert list(means.customdata) == [
