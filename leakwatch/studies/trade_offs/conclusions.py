@@ -11,9 +11,8 @@ from leakwatch.reporting.html.conclusions import Conclusion
 from leakwatch.reporting.statistics.achieved import FEWEST_ATTACKS
 from leakwatch.reporting.words import CLEARLY_ABOVE, count, decibels, least
 from leakwatch.studies.trade_offs.grid import NONE
-from leakwatch.studies.trade_offs.outcomes import Attacker
+from leakwatch.studies.trade_offs.outcomes import EXACT, Attacker
 from leakwatch.studies.trade_offs.rows import Overview, Spread, TradeOffRow
-from leakwatch.studies.trade_offs.table import EXACT
 
 __all__ = ["Lead", "conclude", "lead_of"]
 

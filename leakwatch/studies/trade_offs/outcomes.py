@@ -11,6 +11,7 @@ from leakwatch.status import OK, Status
 
 __all__ = [
     "ATTACKERS",
+    "EXACT",
     "Attacked",
     "Attacker",
     "Outcome",
@@ -32,6 +33,9 @@ from what images are like, see :func:`leakwatch.defenses.mixing.estimate`."""
 _MATCHED: Final = 1.1
 
 _LPIPS: Final[tuple[LpipsNet, ...]] = ("alex", "vgg", "squeeze")
+
+#: PSNR, dB, from which on a prediction says no more than that nothing is missed.
+EXACT: Final = 100.0
 
 ATTACKERS: Final[tuple[Attacker, ...]] = ("naive", "estimating", "adaptive")
 

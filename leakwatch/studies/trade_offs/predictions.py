@@ -30,7 +30,7 @@ from leakwatch.scores.measure.pixel_range import (
 )
 from leakwatch.scores.settings import Settings
 from leakwatch.studies.trade_offs.attackers import Answers, informed, plain, tells_all
-from leakwatch.studies.trade_offs.outcomes import Attacker, Predicted
+from leakwatch.studies.trade_offs.outcomes import EXACT, Attacker, Predicted
 
 __all__ = ["CEILING", "independent_pixels", "with_prior"]
 
@@ -158,7 +158,7 @@ class _Message:
         inside = replace(inside, noise=noise(jacobian, None), elsewhere=elsewhere)
         value = psnr_in_range(inside, replace(settings, noise_std=s))
         number = CEILING if value.number > CEILING else value.number
-        return Predicted(number, at_least)
+        return Predicted(number, at_least and number < EXACT)
 
     def _matched(self, who: Attacker) -> tuple[GradientMap, float]:
         """The map whose values an attacker matches, and the noise taken for granted."""

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from leakwatch.reporting.figures import style
+from leakwatch.reporting.figures.levels import (
+    levels_of_psnr,
+    lines_of_levels,
+    names_of_levels,
+)
 from leakwatch.reporting.html.markup import make_panel
 from leakwatch.reporting.html.page import render_page
 from leakwatch.reporting.quantities import HIGHER_LESS, HIGHER_MORE, Quantity
@@ -51,14 +56,17 @@ def trade_off_figure(overview: Overview) -> Any:
             continue
         name = exposure.about.name
         quantities[name] = exposure.about
-        groups[name] = _lines(overview, exposure)
+        in_decibels = exposure.about.logarithmic
+        levels = levels_of_psnr() if in_decibels else []
+        groups[name] = [*_lines(overview, exposure), *names_of_levels(levels)]
         layouts[name] = {
             "yaxis.title.text": style.axis_title(exposure.about),
-            "yaxis.autorange": not exposure.about.logarithmic,
+            "yaxis.autorange": not in_decibels,
+            "shapes": lines_of_levels(levels),
             "yaxis.range": style.decibel_range(
                 [*exposure.values, *(end for ends in exposure.spreads for end in ends)]
             )
-            if exposure.about.logarithmic
+            if in_decibels
             else None,
         }
     mixing = ", of mixtures one coefficient" if overview.mixes else ""
@@ -194,6 +202,7 @@ def _lines(overview: Overview, exposure: _Exposure) -> list[dict[str, Any]]:
                 "error_x": _bars([(r.accuracy, r.accuracy_spread) for r, *_ in points]),
                 "error_y": _bars([(value, ends) for _, value, ends, _ in points]),
                 "mode": "markers" if star else "lines+markers",
+                "cliponaxis": False,  # what lies at the end of the scale is whole
                 "name": style.short(name),
                 "marker": {
                     "size": 15 if star else 9,

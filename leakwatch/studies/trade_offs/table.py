@@ -9,10 +9,10 @@ from typing import Final
 from leakwatch.defenses.budget import Unit
 from leakwatch.reporting.words import aligned, number, sign_of_bound
 from leakwatch.studies.trade_offs.grid import NONE
-from leakwatch.studies.trade_offs.outcomes import Attacker
+from leakwatch.studies.trade_offs.outcomes import EXACT, Attacker
 from leakwatch.studies.trade_offs.rows import Overview, TradeOffRow
 
-__all__ = ["EXACT", "columns", "decibels", "headings", "notes", "text_table"]
+__all__ = ["columns", "decibels", "headings", "notes", "text_table"]
 
 _UNKNOWN: Final = "not known"
 
@@ -26,9 +26,6 @@ _OF_MIXTURES: Final[dict[Attacker, str]] = {
 
 # How far what training consumed may be from the budget; few draws scatter.
 _OFF: Final = 0.2
-
-#: PSNR, dB, from which on a prediction says no more than that nothing is missed.
-EXACT: Final = 100.0
 
 _OF: Final = re.compile(r"\(\d+ of \d+\)$|^≥ ")
 

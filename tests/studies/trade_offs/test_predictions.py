@@ -20,6 +20,7 @@ from leakwatch.defenses import (
 )
 from leakwatch.derivatives import GradientMap
 from leakwatch.priors import DensePrior
+from leakwatch.scores.measure.pixel_range import PixelRange
 from leakwatch.studies import trade_off
 from leakwatch.studies.trade_offs.attackers import share
 from leakwatch.studies.trade_offs.predictions import CEILING, with_prior
@@ -70,10 +71,6 @@ def test_without_noise_nothing_is_missed() -> None:
     got = predicted(network().double(), x, y, None, known())
     assert all(db > 100 for rows in got.values() for db in rows)
     assert all(db <= CEILING for rows in got.values() for db in rows)
-    # As far as rounding lets see.
-    attacking = attack_of((x - 0.4) / 0.25, y, mean=MEAN, std=STD, prior=known())
-    run = attacking.run(network().double(), None, 0)
-    assert all(o.at_least for a in run for o in a.outcomes.values())
 
 
 def test_the_prior_fills_in_the_directions_that_noise_hides() -> None:
@@ -163,3 +160,19 @@ def test_a_trade_off_says_what_attackers_know() -> None:
             prior=known(),
             prior_mean=torch.zeros(1, 2, 3),
         )
+
+
+def test_what_rounding_hides_makes_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = samples(1)
+    net = network().double()
+    attacking = attack_of((x - 0.4) / 0.25, y, mean=MEAN, std=STD, prior=known())
+
+    def bounds(size: float) -> set[bool]:
+        (attacked,) = attacking.run(net, GaussianNoise(Budget(size, "std")), 0)
+        return {outcome.at_least for outcome in attacked.outcomes.values()}
+
+    assert bounds(0.03) == {False}
+    monkeypatch.setattr(PixelRange, "least_noise", lambda *_: 0.1)
+    assert bounds(0.03) == {True}
+    # So much is missed under that noise that nothing is exact.
+    assert bounds(0.3) == {False}
