@@ -156,3 +156,16 @@ def test_cells_can_be_sent_to_other_processes(tiny: Path) -> None:
         again = decode_outcome(json.loads(json.dumps(encode_outcome(found))))
         assert again.place == cell.place
         assert again.columns.keys() == found.columns.keys()
+
+
+@pytest.mark.long
+def test_two_processes_find_the_same(tiny: Path, tmp_path: Path) -> None:
+    def found(n_jobs: int) -> Result:
+        output = tmp_path / str(n_jobs)
+        return reproduce(
+            read(tiny), scale="small", output=output, n_jobs=n_jobs, say=lambda _: None
+        )[0]
+
+    one, two = found(1), found(2)
+    assert one.entries == two.entries
+    assert one.networks == two.networks
