@@ -335,12 +335,18 @@ class WeightedEach(Tiny):
         return (WEIGHTS[batch[1]] * losses).mean()
 
 
+class Ignoring(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1], ignore_index=1)
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
         (Half, "is 0.5 times that of the criterion"),
         (HalfSum, "is 0.5 times that of the criterion"),
         (Sum, "adds the losses of a batch up"),
+        (Ignoring, "of classes (0: 1, 1: 0, 2: 1) and divides by the weights"),
         (WeightedMean, "of classes (0: 2, 1: 6, 2: 1) and divides by the weights"),
         (WeightedEach, "of classes (0: 1, 1: 3, 2: 0.5); scores after step"),
         (WeightedSum, "of classes (0: 1, 1: 3, 2: 0.5); scores after step"),

@@ -193,7 +193,9 @@ class ClassWeights:
         """The weights in words."""
         shown = sorted(self.weights.items())[:_SHOWN]
         more = ", …" if len(self.weights) > _SHOWN else ""
-        return ", ".join(f"{label}: {f:.3g}" for label, f in shown) + more
+        nothing = 1e-4 * max(self.weights.values(), default=0.0)
+        numbers = ((label, f if f > nothing else 0) for label, f in shown)
+        return ", ".join(f"{label}: {f:.3g}" for label, f in numbers) + more
 
 
 def _summed(pieces: Sequence[Piece], by: Sequence[float]) -> dict[int, Tensor]:

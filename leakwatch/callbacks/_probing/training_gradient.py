@@ -476,10 +476,9 @@ class TrainingComparison:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scale = 1.0 if scaler is None else scaler.get_scale()
         consumed = {
-            id(p): torch.zeros_like(p) if p.grad is None else p.grad / scale
-            for p in parameters
+            id(p): torch.zeros_like(p) if p.grad is None else p.grad for p in parameters
         }
-        theirs = mean_of_all(flat(consumed))
+        theirs = mean_of_all(flat(consumed)) / scale
         full = str(trainer.precision).startswith(("32", "64"))
         rounding = _ROUNDING if full else _ROUNDING_HALF
         found = []
@@ -527,7 +526,7 @@ class TrainingComparison:
                 for gradient in ours
             ]
             everyone = gather(trainer, mine)
-            training = mean_of_all(flat(consumed, self._every))
+            training = mean_of_all(flat(consumed, self._every)) / scale
             if self._weighed(everyone, training, rounding):
                 return
         self._say_unexplained()
