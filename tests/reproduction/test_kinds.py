@@ -20,6 +20,7 @@ from leakwatch.reproduction.kinds.base import AttackSettings
 from leakwatch.reproduction.kinds.correlation import Correlations, Row
 from leakwatch.reproduction.kinds.final_losses import FinalLosses
 from leakwatch.reproduction.networks import Network, train
+from leakwatch.studies.cells import digest
 
 
 def correlations(**changes: Any) -> Correlations:
@@ -275,3 +276,30 @@ def test_an_experiment_of_the_package_gets_from_cells_to_its_table(name: str) ->
     assert summary.notes
     assert all(panel.series for panel in summary.panels)
     assert bool(summary.panels) == ("figure" in name or name.endswith("question-3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("lavp-table-3", "lavp-table-1"),
+        ("lavp-figure-2", "lavp-table-1"),
+        ("lavp-figure-3", "lavp-table-2"),
+    ],
+)
+def test_the_same_measurement_is_computed_once(name: str, of: str) -> None:
+    pictures = open_data("mnist_sample", "nowhere")
+    networks = {"linear": Network("linear")}
+    trained = {
+        f"linear on mnist_sample, seed {seed}": train(
+            networks["linear"], pictures.module, seed
+        )
+        for seed in range(3)
+    }
+    keys = []
+    for one in (name, of):
+        settings: Any = read(one).settings("small").on("mnist_sample")
+        assert settings.networks == read(of).settings("small").networks  # type: ignore[attr-defined]
+        small = replace(settings, networks=networks, images=3)
+        cells = small.cells(Lab({"mnist_sample": pictures}, trained))
+        keys.append({digest(cell.work().key) for cell in cells})
+    assert keys[0] == keys[1]
