@@ -375,7 +375,7 @@ def test_the_example_runs_in_flowers_simulation_engine(tmp_path: Path) -> None:
     options = {
         "clients": 3,
         "rounds": 2,
-        "max-psnr": 15,
+        "max-psnr": 20,
         "attacked": 3,
         "steps": 5,
         "directory": tmp_path,
@@ -385,6 +385,7 @@ def test_the_example_runs_in_flowers_simulation_engine(tmp_path: Path) -> None:
         **os.environ,
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # or workers wait for all else on the machine
     }
     subprocess.run([sys.executable, example, *said], check=True, env=environment)
     kept = {path.parent.name: path.parent for path in tmp_path.rglob("run.json")}
@@ -403,5 +404,6 @@ def test_the_example_runs_in_flowers_simulation_engine(tmp_path: Path) -> None:
         for row in rows
         if row.epoch == 1 and row.sample is not None
     }
-    assert arrived == {name for name, psnr in exposed.items() if psnr <= 15}
+    assert arrived
+    assert arrived == {name for name, psnr in exposed.items() if psnr <= 20}
     assert (server / "report.html").is_file()
