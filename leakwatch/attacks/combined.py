@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeAlias, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from leakwatch.attacks.agreement import agreed
 from leakwatch.attacks.base import (
     GradientAttack,
     GradientTask,
@@ -18,12 +20,13 @@ from leakwatch.attacks.base import (
 )
 from leakwatch.attacks.coarse_to_fine import CoarseToFine
 from leakwatch.attacks.first_order import FirstOrder
-from leakwatch.attacks.gauss_newton.attack import GaussNewton
+from leakwatch.attacks.gauss_newton.attack import GaussNewton, Waves
 from leakwatch.attacks.gauss_newton.objective import fixed_logit_gradient
 from leakwatch.attacks.labels.last_layer import logit_slopes
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.result import Reconstruction
 from leakwatch.attacks.shared_gradient import SharedGradient
+from leakwatch.attacks.tries import Tries
 from leakwatch.attacks.verdict import limit_of_noise, mismatch
 from leakwatch.checks import check_number
 from leakwatch.derivatives import GradientMap
@@ -36,6 +39,9 @@ _TRIAL_STEPS = 10
 # Where this part of the gradient's length is left, beside what noise leaves,
 # Gauss-Newton did not arrive.
 _ARRIVED = 0.1
+# Gauss-Newton has its time only if so many steps fit in, and if after this part of it
+# it has made some way: it arrives in 10 to 20 steps, or not at all.
+_FEWEST_STEPS, _LOOK = 8, 0.25
 # Weight of an image's distance from the prior.
 _UNLIKELY = 1e-3
 
@@ -60,9 +66,13 @@ class Combined(GradientAttack):
     the direction of the loss' gradient, and Gauss–Newton begins at the best.
 
     Where Gauss–Newton does not arrive, it fits what kinks put in its way, and ruins the
-    image. Then the first images stand, and that one is returned whose direction is
-    nearest, with a little weight on how far it is from what photographs are like:
-    noise in an image can match a gradient better than the image does.
+    image. Then the first images stand. Under a time limit it is not tried where steps
+    take too long for it to arrive, and given up where it makes no way; descents from
+    coarse to fine and on pixels, those of the better weight, have what time is left.
+    What is returned is what the two agree upon, see `leakwatch.attacks.agreement`;
+    next comes the image whose direction is nearest, with a little weight on how far it
+    is from what photographs are like: noise in an image can match a gradient better
+    than the image does.
 
     Args:
         name: recorded in results.
@@ -88,7 +98,7 @@ class Combined(GradientAttack):
     weights: tuple[float, ...] = (1e-4, 0.2)
     coarse: CoarseToFine | None = field(default_factory=CoarseToFine)
     second: GaussNewton = field(default_factory=GaussNewton)
-    share: float = 0.5
+    share: float = 0.4
 
     def __post_init__(self) -> None:
         for what, kind in (("first", FirstOrder), ("second", GaussNewton)):
@@ -109,13 +119,12 @@ class Combined(GradientAttack):
     def search(self, task: GradientTask) -> SearchResult:
         """Comes near by the first attacks, and goes on by the second."""
         ways = self._ways(task)
+        counts = _shares(task.restarts, len(ways))
         near: list[Reconstruction] = []
         done = 0
         limit = None if task.deadline is None else self.share * _seconds_left(task)
         began = time.perf_counter()
-        for (problem, engine), count in zip(
-            ways, _shares(task.restarts, len(ways)), strict=True
-        ):
+        for (problem, engine), count in zip(ways, counts, strict=True):
             if count == 0:
                 continue
             left = None
@@ -125,7 +134,120 @@ class Combined(GradientAttack):
                 left = max(rest * count / (task.restarts - done), 1e-3)
             near.append(_approach(engine, problem, task, done, count, left))
             done += count
-        images = torch.cat([result.restart_images for result in near])
+        steps = torch.stack([n.iterations for n in near]).sum(0)
+        whose = [i for i, count in enumerate(counts) for _ in range(count)]
+        first = self._tries(task, torch.cat([n.restart_images for n in near]), whose)
+        result = self._arrive(task, first.sorted_by(first.turned))
+        result = replace(result, steps=result.steps + steps.to(result.steps))
+        lost = _lost(result, task.shared).nonzero()[:, 0]
+        if len(lost) == 0:
+            return result
+        lengths = task.shared.gradient.double().norm(dim=1)[lost]
+        return self._given_up(task, ways, first.of(lost), lost).into(
+            result, lengths, lost
+        )
+
+    def _arrive(self, task: GradientTask, near: Tries) -> SearchResult:
+        """Gauss-Newton from these images, unless there is no time for it to arrive.
+
+        Args:
+            task: the run.
+            near: images of the first attacks, the best restart first: targets that it
+                solves need no other.
+        """
+        waves = Waves(self.second, replace(task, initial=near.images))
+        if task.deadline is None:
+            return waves.run()
+        left = _seconds_left(task)
+        if waves.seconds_of_step * _FEWEST_STEPS > left:
+            length = task.shared.gradient.double().norm(dim=1).to(near.relative)
+            loss = 0.5 * (near.relative * length).square()
+            return SearchResult(
+                near.images, loss, steps=torch.zeros_like(loss, dtype=torch.long)
+            )
+        waves.look_at = time.perf_counter() + _LOOK * left
+        return waves.run()
+
+    def _given_up(
+        self,
+        task: GradientTask,
+        ways: list[tuple[_Problem, _First]],
+        tries: Tries,
+        lost: Int[Tensor, " lost"],
+    ) -> Tries:
+        """What is returned of targets at whose images Gauss-Newton does not arrive.
+
+        What time is left goes to descents of two kinds, from coarse to fine and the
+        best of the others; what they agree upon comes first.
+
+        Args:
+            task: the run.
+            ways: of the first attacks.
+            tries: the first images of these targets.
+            lost: positions of the targets.
+        """
+        coarse = next(
+            (i for i, way in enumerate(ways) if isinstance(way[1], CoarseToFine)), None
+        )
+        likeliest = tries.sorted_by(tries.unlikely)
+        if coarse is None:
+            return likeliest
+        apart = torch.where(tries.way == coarse, math.inf, tries.unlikely)
+        every = torch.arange(len(lost), device=apart.device)
+        other = tries.way[apart.argmin(0), every]
+        if bool((other == coarse).all()):
+            other = torch.zeros_like(other)
+        fresh = task.initial is None and task.start.practical
+        if task.deadline is not None and fresh:
+            tries = self._longer(task, ways, tries, lost, (coarse, other))
+        better, there = tries.by(torch.full_like(other, coarse))
+        worse, also = tries.by(other)
+        likeliest = tries.sorted_by(tries.unlikely)
+        if not bool((there & also).all()):
+            return likeliest
+        a, b = (task.pixels.to_pixels(x.double()) for x in (better, worse))
+        assert self.coarse is not None
+        middle = task.pixels.to_input(agreed(a, b, self.coarse.spectrum(task)))
+        middle = task.pixels.clamp(middle)[None].to(tries.images)
+        return self._tries(_part(task, lost), middle, [-1]).followed_by(likeliest)
+
+    def _longer(
+        self,
+        task: GradientTask,
+        ways: list[tuple[_Problem, _First]],
+        tries: Tries,
+        lost: Int[Tensor, " lost"],
+        two: tuple[int, Int[Tensor, " lost"]],
+    ) -> Tries:
+        """Longer descents from new starts; arguments as above, and of which ways."""
+        coarse, other = two
+        plan = [(coarse, torch.arange(len(lost), device=other.device))]
+        plan += [(i, (other == i).nonzero()[:, 0]) for i in set(other.tolist())]
+        work = sum(len(rows) for _, rows in plan)
+        for turn, (way, rows) in enumerate(plan):
+            left = _seconds_left(task)
+            if left <= 0:
+                break
+            part = _part(task, lost[rows.to(lost.device)])
+            (gradients, shared), engine = ways[way]
+            device = shared.gradient.device
+            given = shared.select(lost.to(device)[rows.to(device)])
+            share = left * len(rows) / work
+            work -= len(rows)
+            seeds = task.restarts + turn
+            made = _approach(engine, (gradients, given), part, seeds, 1, share)
+            found = self._tries(part, made.restart_images, [way])
+            tries = tries.with_new(found, rows)
+        return tries
+
+    def _tries(self, task: GradientTask, images: Tensor, whose: list[int]) -> Tries:
+        """Images with all that they are compared by.
+
+        Args:
+            task: of their targets.
+            images: ``(tries, targets, images, ...)``.
+            whose: the way of each try.
+        """
         measured = [
             torch.stack(
                 mismatch(
@@ -135,14 +257,11 @@ class Combined(GradientAttack):
             for x in images
         ]
         relative, turned = torch.stack(measured, 1)
-        # The best restart first: targets that it solves need no other.
-        order = turned.argsort(0)
-        every = torch.arange(task.shared.targets, device=order.device)
-        result = self.second.search(replace(task, initial=images[order, every]))
-        steps = torch.stack([n.iterations for n in near]).sum(0)
-        result = replace(result, steps=result.steps + steps.to(result.steps))
         unlikely = turned.square() / 2 + _UNLIKELY * self._distance(images, task)
-        return _kept(result, task, images, relative, unlikely)
+        way = torch.tensor(whose, device=turned.device)
+        return Tries(
+            images, relative, turned, unlikely, way[:, None].expand(turned.shape)
+        )
 
     def _distance(self, images: Tensor, task: GradientTask) -> Tensor:
         """How far images are from what the prior expects, 1 for typical ones."""
@@ -302,34 +421,22 @@ def _approach(
     return first.run(*problem, progress=task.progress, time_limit=limit, **how)
 
 
-def _kept(
-    result: SearchResult,
-    task: GradientTask,
-    images: Float[Tensor, "restarts targets images ..."],
-    relative: Float[Tensor, "restarts targets"],
-    unlikely: Float[Tensor, "restarts targets"],
-) -> SearchResult:
-    """With the first images where the second attack did not arrive.
-
-    Args:
-        result: of the second attack.
-        task: the run.
-        images: of the first attacks.
-        relative: what they leave of the gradient.
-        unlikely: what they are compared by.
-    """
-    length = task.shared.gradient.double().norm(dim=1).clamp_min(1e-300)
+def _lost(result: SearchResult, shared: SharedGradient) -> Bool[Tensor, " targets"]:
+    """Targets whose gradient is left unmatched, beyond what noise leaves."""
+    length = shared.gradient.double().norm(dim=1).clamp_min(1e-300)
     rest = (2 * result.loss.double()).sqrt().min(0).values / length.to(result.loss)
-    limit = (limit_of_noise(task.shared).square() + _ARRIVED**2).sqrt()
-    lost = rest > limit.to(rest)
-    rank = result.loss if result.rank is None else result.rank
-    loss = 0.5 * (relative * length.to(relative)).square()
-    wide = lost.view(1, -1, *[1] * (images.ndim - 2)).to(result.images.device)
+    limit = (limit_of_noise(shared).square() + _ARRIVED**2).sqrt()
+    lost: Tensor = rest > limit.to(rest)
+    return lost
+
+
+def _part(task: GradientTask, targets: Int[Tensor, " some"]) -> GradientTask:
+    """The run for some targets, from new starts."""
     return replace(
-        result,
-        images=torch.where(wide, images.to(result.images), result.images),
-        loss=torch.where(lost, loss.to(result.loss), result.loss),
-        rank=torch.where(lost, unlikely.to(rank), rank),
+        task,
+        shared=task.shared.select(targets.to(task.shared.gradient.device)),
+        labels=task.labels[targets.to(task.labels.device)],
+        initial=None,
     )
 
 

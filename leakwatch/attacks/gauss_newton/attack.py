@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import Literal, Self, final, get_args
 
@@ -192,7 +193,11 @@ class Waves:
 
     Attributes:
         easier: the objective with the slopes of the logits, where they help.
+        look_at: time of the clock at which targets are given up that have made no way
+            until then; ``None`` for never.
     """
+
+    look_at: float | None = None
 
     def __init__(self, attack: GaussNewton, task: GradientTask) -> None:
         self.attack, self.task = attack, task
@@ -218,6 +223,23 @@ class Waves:
                 slopes.double()[:, None], fixed_logit_gradient
             )
 
+    @property
+    def seconds_of_step(self) -> float:
+        """About as long as a step of all targets takes; 0 where H is formed, briefly.
+
+        Measured on products of one of them.
+        """
+        objective = self.exact if self.easier is None else self.easier
+        if self._dense(objective):
+            return 0.0
+        one = torch.zeros(1, dtype=torch.long, device=self.length.device)
+        p = self.first_images()[0, :1].flatten(1)
+        u, width = objective.residual(one, p), torch.zeros_like(p[:, 0])
+        began = time.perf_counter()
+        objective.pull(one, p, objective.push(one, p, p, width) + u, width)
+        pair = time.perf_counter() - began
+        return pair * self.attack.products * self.shared.targets
+
     def first_images(self) -> Float[Tensor, "restarts targets images ..."]:
         """Where the waves begin, pixels."""
         x = self.task.first_images(
@@ -235,6 +257,7 @@ class Waves:
         every = torch.arange(self.shared.targets, device=first.device)
         heights = torch.full_like(losses, math.inf)
         late = torch.zeros_like(every, dtype=torch.bool)
+        given_up = late.clone()
         pending = every
         for wave in range(self.task.restarts):
             self.wave = wave
@@ -243,13 +266,14 @@ class Waves:
                 rest = (2 * heights[best, every]).sqrt()
                 self.kick(wave, first[wave], images[best, every], rest)
             ended = self.descend(pending, first[wave, pending].flatten(1))
+            given_up[pending] = ended.given_up
             images[wave, pending] = ended.p.view(-1, *first.shape[2:])
             reached, height = self.reached(pending, images[wave, pending])
             losses[wave, pending] = 0.5 * (reached * self.length[pending]).square()
             heights[wave, pending] = height
             taken[wave, pending] = ended.steps
             late[pending] = ended.late
-            pending = every[~self.solved(losses.min(0).values)]
+            pending = every[~self.solved(losses.min(0).values) & ~given_up]
             if len(pending) == 0 or self.task.over:
                 break
         return SearchResult(
@@ -305,23 +329,25 @@ class Waves:
     ) -> LevenbergMarquardtResult:
         """One wave for some targets."""
         before = torch.zeros_like(targets)
+        given_up = torch.zeros_like(targets, dtype=torch.bool)
         if self.easier is not None:
             ended = self._descend(self.easier, targets, p)
             images = ended.p
             rest, _ = self.reached(targets, images)
-            if self.shared.noise_std == 0 or self.task.over:
+            if self.shared.noise_std == 0 or self.task.over or ended.given_up.all():
                 return replace(ended, residual=rest)
-            p, before = images, ended.steps
+            p, before, given_up = images, ended.steps, ended.given_up
         ended = self._descend(self.exact, targets, p)
-        return replace(ended, steps=ended.steps + before)
+        return replace(
+            ended, steps=ended.steps + before, given_up=ended.given_up | given_up
+        )
 
     def _descend(
         self, objective: PosteriorObjective, targets: Tensor, p: Tensor
     ) -> LevenbergMarquardtResult:
         a = self.attack
         how: DenseSteps | MatrixFreeSteps
-        numbers = self.shared.gradient.shape[1] * objective.size
-        if a.method == "dense" or (a.method == "auto" and 8 * numbers <= _DENSE_BYTES):
+        if self._dense(objective):
             how = DenseSteps(objective, self.task.deadline, self._costs)
         else:
             how = MatrixFreeSteps(objective, a.products, a.forcing)
@@ -333,7 +359,14 @@ class Waves:
         state = LevenbergMarquardt(
             objective, how, a, self.tolerance, targets, p, bounds
         )
-        return state.run(clock=self._clock, report=self._report)
+        look_at, self.look_at = self.look_at, None
+        return state.run(clock=self._clock, report=self._report, look_at=look_at)
+
+    def _dense(self, objective: PosteriorObjective) -> bool:
+        """Whether H is formed as a matrix."""
+        method = self.attack.method
+        numbers = self.shared.gradient.shape[1] * objective.size
+        return method == "dense" or (method == "auto" and 8 * numbers <= _DENSE_BYTES)
 
     def _objective(
         self, labels: Tensor, criterion: Criterion | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -42,6 +43,9 @@ _WIDTHS = (1.0, 0.25, 4.0)
 _FAILURES = 4
 # Relative step from which the width is taken at first where noise hides the residual.
 _FIRST_MOVE = 0.1
+# Attacks that are looked at are on their way below this part of their first residual,
+# and near below this residual.
+_PROGRESS, _NEAR = 0.7, 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,7 @@ class LevenbergMarquardtResult:
         residual: ‖g − g̃‖/‖g̃‖ there.
         steps: taken by each.
         late: those that the clock stopped.
+        given_up: those that had made no way.
     """
 
     p: Float[Tensor, "attacks n"]
@@ -95,6 +100,7 @@ class LevenbergMarquardtResult:
     residual: Float[Tensor, " attacks"]
     steps: Int[Tensor, " attacks"]
     late: Bool[Tensor, " attacks"]
+    given_up: Bool[Tensor, " attacks"]
 
 
 @final
@@ -153,18 +159,26 @@ class LevenbergMarquardt:
         self.alive &= self.best_residual > tolerance
 
     def run(
-        self, *, clock: Clock | None = None, report: Report | None = None
+        self,
+        *,
+        clock: Clock | None = None,
+        report: Report | None = None,
+        look_at: float | None = None,
     ) -> LevenbergMarquardtResult:
         """Iterates to the end.
 
         Args:
             clock: says when to stop, and knows how long a step took before.
             report: called after each step with its number and the residuals.
+            look_at: time of ``time.perf_counter()`` at which attacks end that are
+                neither near nor on their way; ``None`` for never.
 
         Returns:
             The best images met.
         """
         clock = Clock(None) if clock is None else clock
+        first = self.best_residual.clone()
+        given_up = torch.zeros_like(self.late)
         for step in range(self.settings.steps):
             a = self.alive.nonzero()[:, 0]
             if len(a) == 0:
@@ -172,10 +186,17 @@ class LevenbergMarquardt:
             if clock.over():
                 self.late[a] = True
                 break
+            if look_at is not None and time.perf_counter() > look_at:
+                given_up = self.alive & (self.best_residual > _PROGRESS * first)
+                given_up &= self.best_residual > _NEAR
+                self.alive &= ~given_up
+                look_at, a = None, self.alive.nonzero()[:, 0]
+                if len(a) == 0:
+                    break
             self._step(step, a)
             if report is not None:
                 report(step + 1, self.best_residual)
-        numbers = (self.best, self.best_residual, self.steps, self.late)
+        numbers = (self.best, self.best_residual, self.steps, self.late, given_up)
         place = self.p.device
         return LevenbergMarquardtResult(self.best_p, *(t.to(place) for t in numbers))
 

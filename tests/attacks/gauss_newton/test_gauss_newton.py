@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +21,15 @@ from leakwatch.attacks import (
     SharedGradient,
     Start,
 )
-from leakwatch.attacks.combined import Combined, _kept
+from leakwatch.attacks.agreement import agreed
+from leakwatch.attacks.coarse_to_fine import CoarseToFine
+from leakwatch.attacks.combined import Combined, _lost
+from leakwatch.attacks.gauss_newton import levenberg_marquardt
 from leakwatch.attacks.gauss_newton.attack import Waves
+from leakwatch.attacks.tries import Tries
 from leakwatch.attacks.verdict import mismatch
 from leakwatch.derivatives import GradientMap
+from leakwatch.priors import natural_prior
 
 from .gauss_newton_problems import PIXELS, net, problem, psnr, samples
 
@@ -400,23 +406,111 @@ def test_combined_keeps_its_first_images_where_the_second_does_not_arrive() -> N
     gradients, shared, _ = problem(2)
     first = FirstOrder(steps=60, lr=0.05)
     near = attacked(Combined(first=first, second=STILL), gradients, shared, restarts=4)
-    lost = SearchResult(
+    length = shared.gradient.norm(dim=1)
+    result = SearchResult(
         images=torch.full_like(near.restart_images, 0.5),
-        loss=near.restart_loss * 0 + 0.5 * shared.gradient.norm(dim=1).square(),
+        loss=near.restart_loss * 0 + 0.5 * length.square(),
         steps=torch.zeros_like(near.restart_loss, dtype=torch.long),
     )
-    unlikely = torch.tensor([[0.4, 0.1], [0.3, 0.2], [0.2, 0.3], [0.1, 0.4]])
-    relative = torch.full((4, 2), 0.2)
+    assert _lost(result, shared).tolist() == [True, True]
+    arrived = replace(result, loss=torch.tensor([1e-6, 0.5]) * result.loss)
+    assert _lost(arrived, shared).tolist() == [False, True]
+    unlikely = torch.tensor([[0.4], [0.1], [0.3], [0.2]])
+    relative = torch.full((4, 1), 0.2)
+    tries = Tries(
+        near.restart_images[:, 1:],
+        relative,
+        relative,
+        unlikely,
+        torch.arange(4)[:, None],
+    ).sorted_by(unlikely)
+    kept = tries.into(arrived, length[1:], torch.tensor([1]))
+    best = kept.best_of(kept.images)
+    assert torch.equal(best[1], near.restart_images[1, 1])
+    assert torch.equal(kept.images[:, 0], arrived.images[:, 0])
+    assert torch.equal(kept.loss[:, 0], arrived.loss[:, 0])
+    expected = 0.5 * (0.2 * length[1]) ** 2
+    torch.testing.assert_close(kept.loss[:, 1], expected.expand(4))
+
+
+def test_combined_returns_what_two_kinds_of_attack_agree_upon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where Gauss-Newton does not arrive, here because it takes one tiny step."""
+    monkeypatch.setattr("leakwatch.attacks.combined._ARRIVED", 1e-3)
+    gradients, shared, _ = problem(2)
+    first = FirstOrder(steps=12, lr=0.02)
+    attack = Combined(first=first, second=STILL, coarse=CoarseToFine(steps=12))
+    found = attacked(attack, gradients, shared, restarts=4)
+    ways = attack._ways(
+        GradientTask(
+            gradients=gradients,
+            shared=shared,
+            labels=shared.labels,
+            pixels=PIXELS,
+            start=Start.uniform(),
+            seed=0,
+            restarts=4,
+        )
+    )
+    made = [
+        engine.run(
+            *at, pixels=PIXELS, start=Start.uniform(), seed=seed, restarts=1
+        ).images.double()
+        for seed, (at, engine) in enumerate(ways)
+    ]
+    coarse, *others = (PIXELS.to_pixels(made[i])[:, None] for i in (1, 0, 2, 3))
+    expected = torch.stack(
+        [
+            PIXELS.clamp(PIXELS.to_input(agreed(coarse, x, natural_prior((1, 6, 6)))))
+            for x in others
+        ]
+    )[:, :, 0]
+    apart = (expected - found.images).abs().amax((2, 3, 4))
+    assert float(apart.min(0).values.max()) < 1e-4
+
+
+def test_combined_spends_no_time_on_steps_that_take_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gradients, shared, _ = problem(2)
+    taken: list[int] = []
+    run = Waves.run
+
+    def counted(self: Waves) -> SearchResult:
+        result = run(self)
+        taken.append(int(result.steps.max()))
+        return result
+
+    monkeypatch.setattr(Waves, "run", counted)
+    monkeypatch.setattr("leakwatch.attacks.combined._ARRIVED", 1e-3)
+    attack = Combined(
+        first=FirstOrder(steps=9, lr=0.02), coarse=CoarseToFine(steps=9), second=STILL
+    )
+    monkeypatch.setattr(Waves, "seconds_of_step", 60.0)
+    found = attacked(attack, gradients, shared, restarts=4, time_limit=60.0)
+    assert taken == []
+    assert found.restart_images.shape[0] == 4
+    assert found.seconds < 50
+    monkeypatch.setattr(Waves, "seconds_of_step", 0.0)
+    attacked(attack, gradients, shared, restarts=4, time_limit=60.0)
+    assert taken == [1]
+
+
+def test_attacks_that_make_no_way_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(levenberg_marquardt, "_NEAR", 0.0)
+    gradients, shared, _ = problem(2)
     task = GradientTask(
         gradients=gradients, shared=shared, labels=shared.labels, pixels=PIXELS,
-        start=Start.uniform(), seed=0, restarts=4,
+        start=Start.uniform(), seed=0, restarts=2,
     )  # fmt: skip
-    kept = _kept(lost, task, near.restart_images, relative, unlikely)
-    best = kept.best_of(kept.images)
-    assert torch.equal(best[0], near.restart_images[3, 0])
-    assert torch.equal(best[1], near.restart_images[0, 1])
-    arrived = replace(lost, loss=1e-6 * lost.loss)
-    assert torch.equal(
-        _kept(arrived, task, near.restart_images, relative, unlikely).images,
-        lost.images,
-    )
+    waves = Waves(GaussNewton(steps=9), task)
+    waves.look_at = 0.0  # Before the first step.
+    stopped = waves.run()
+    assert int(stopped.steps.sum()) == 0
+    waves = Waves(GaussNewton(steps=9), task)
+    waves.look_at = time.perf_counter() + 1e6
+    going = waves.run()
+    assert int(going.steps.max()) > 2

@@ -18,6 +18,7 @@ from leakwatch.attacks.gauss_newton.objective import (
 from leakwatch.attacks.gauss_newton.smoothed_relu import SmoothedKinks
 from leakwatch.attacks.gauss_newton.steps import DenseSteps, Iterates, MatrixFreeSteps
 from leakwatch.attacks.gauss_newton.subproblems import (
+    Product,
     conjugate_gradients,
 )
 from leakwatch.attacks.labels.last_layer import logit_slopes
@@ -80,6 +81,36 @@ class TestConjugateGradients:
             expected = torch.zeros(9, dtype=torch.float64)
             expected[k] = torch.linalg.solve(m, b[i][k])
             torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-11)
+
+    def test_an_approximate_inverse_saves_iterations(self) -> None:
+        """(H + D)v = b with D over ten orders of magnitude, and D⁻¹ known."""
+        h = torch.stack([spd(30, 0), spd(30, 1)])
+        d = torch.logspace(-2, 8, 30, dtype=torch.float64)
+        b = torch.ones(2, 30, dtype=torch.float64)
+        free = torch.ones(2, 30, dtype=torch.bool)
+        free[1, ::3] = False
+
+        def solved(inverse: Product | None) -> tuple[Tensor, Tensor]:
+            return conjugate_gradients(
+                lambda rows, v: torch.einsum("rij,rj->ri", h[rows], v) + d * v,
+                b,
+                torch.zeros(2, dtype=torch.float64),
+                free,
+                tolerance=torch.full((2,), 1e-9, dtype=torch.float64),
+                most=40,
+                inverse=inverse,
+            )
+
+        scale = float(h.diagonal(dim1=1, dim2=2).mean())
+        found, reached = solved(lambda _, v: v / (d + scale))
+        assert bool(reached.all())
+        assert not bool(solved(None)[1].any())
+        for i in range(2):
+            k = free[i]
+            m = (h[i] + torch.diag(d))[k][:, k]
+            expected = torch.zeros(30, dtype=torch.float64)
+            expected[k] = torch.linalg.solve(m, b[i][k])
+            torch.testing.assert_close(found[i], expected, rtol=1e-6, atol=1e-9)
 
     def test_a_row_that_breaks_down_keeps_its_last_good_value(self) -> None:
         h = torch.stack([spd(4, 0), torch.full((4, 4), torch.nan).double()])
