@@ -2,7 +2,8 @@
 
     LEAKWATCH_TEST_DATA=data python benchmarks/headline.py [--data MNIST]
         [--networks lenet-sigmoid lenet-relu ...] [--images 24] [--first 1000]
-        [--noise 1e-6 1e-5 ...] [--prior white data natural] [--random 0] [--csv FILE]
+        [--noise 1e-6 1e-5 ...] [--prior white data natural] [--smoothing 0.3] [--random 0]
+        [--csv FILE]
 
 For each network, each noise level and each of the test images from ``--first`` on, one
 Gaussian δ is added to the gradient. ``i2f_range_psnr`` predicts the quality averaged
@@ -60,6 +61,7 @@ def main() -> None:
                         default=["white", "data"])  # fmt: skip
     parser.add_argument("--radius", type=float, default=2.0, help="predicted errors")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--smoothing", type=float, default=0.3, help="of kinks")
     parser.add_argument("--random", type=int, default=0, help="images")
     parser.add_argument("--seconds", type=float, default=30.0, help="each random one")
     parser.add_argument("--csv", help="a row for each image and attack")
@@ -114,7 +116,9 @@ def _compare(name: str, kind: str, args: argparse.Namespace) -> list[dict[str, A
         far = args.radius * 10 ** (-predicted.nan_to_num(20.0) / 20)
         noise = s * math.sqrt(gradients.size)
         allowed = 1.02 * noise / lengths.hypot(torch.tensor(noise)) + 1e-4
-        near = GaussNewton(steps=args.steps, logits=False, prior=prior)
+        near = GaussNewton(
+            steps=args.steps, logits=False, prior=prior, smoothing=args.smoothing
+        )
         random = Combined(second=GaussNewton(prior=prior))
         limit = {"time_limit": args.seconds}
         jobs: list[tuple[str, GaussNewton | Combined, int, list[dict[str, float]]]] = [

@@ -91,10 +91,12 @@ def compare(
         )  # fmt: skip
 
     run(PEER.changed(steps=1), None, torch.float32)
-    began = time.process_time()
-    run(PEER.changed(steps=1 + _TRIAL_STEPS), None, torch.float32)
-    each = (time.process_time() - began) / _TRIAL_STEPS
-    peer = PEER.changed(steps=max(1, int(s * len(x) / each)))
+    clock = [time.process_time()]
+    for steps in (1, 1 + _TRIAL_STEPS):
+        run(PEER.changed(steps=steps), None, torch.float32)
+        clock.append(time.process_time())
+    each = (clock[2] - 2 * clock[1] + clock[0]) / _TRIAL_STEPS
+    peer = PEER.changed(steps=max(1, int(s * len(x) / max(each, 1e-9))))
     for attack, limit in ((peer, None), (Combined(), s * len(x))):
         began = time.process_time()
         dtype = torch.float32 if limit is None else torch.float64
