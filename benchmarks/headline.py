@@ -2,8 +2,8 @@
 
     LEAKWATCH_TEST_DATA=data python benchmarks/headline.py [--data MNIST]
         [--networks lenet-sigmoid lenet-relu ...] [--images 24] [--first 1000]
-        [--noise 1e-6 1e-5 ...] [--prior white data natural] [--smoothing 0.3] [--random 0]
-        [--csv FILE]
+        [--noise 1e-6 1e-5 ...] [--prior white data natural]
+        [--smoothing 0.3] [--random 0] [--csv FILE]
 
 For each network, each noise level and each of the test images from ``--first`` on, one
 Gaussian δ is added to the gradient. ``i2f_range_psnr`` predicts the quality averaged
