@@ -40,7 +40,7 @@ from leakwatch.models import build_model, initialize
 PEER = FirstOrder(
     name="peer", distance="cosine", lr=0.1, signed=True, priors=Priors(tv=0.2)
 )
-_TRIAL_STEPS = 10
+_TRIAL_STEPS = 40
 _SCHEMES = {"lenet": "kaiming", "resnet8": "default"}
 _RELU = {"activation": "relu"}
 
