@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from leakwatch.names import meant
 from leakwatch.reporting.ledger.rows import Row, is_bound
 from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
-from leakwatch.reporting.quantities import Quantity, class_label
+from leakwatch.reporting.quantities import Quantity, class_label, describe
 from leakwatch.reporting.statistics.achieved import KINDS, conclusive_values
 from leakwatch.reporting.statistics.aggregates import (
     count_excluded,
@@ -26,6 +26,8 @@ from leakwatch.reporting.statistics.scalars import PREFIX, log_scalars
 from leakwatch.reporting.words import count, moment_words, number
 
 __all__ = ["Limits"]
+
+_EXACT: Final = "(precision='exact' has the number)"
 
 
 @final
@@ -85,10 +87,19 @@ class Limits:
             return [] if self.unknown_passes else ["nothing was measured"]
         moment = table.moments[-1]
         now = LedgerTable((moment,), table.quantities, table.columns)
-        found = [*self._samples(now, class_names), *self._classes(now, class_names)]
+        open_rows = [_left_open(row, quantities) for row in rows]
+        more = LedgerTable.from_rows(open_rows)
+        opened = LedgerTable((more.moments[-1],), more.quantities, more.columns)
+        found = [
+            *self._samples(now, class_names),
+            *self._classes(now, opened, class_names),
+        ]
         if self.at_most or self.at_least:
-            scalars = log_scalars(rows, quantities, class_names, prefix=prefix)
-            found += self._keys(scalars)
+            scalars, furthest = (
+                log_scalars(some, quantities, class_names, prefix=prefix)
+                for some in (rows, open_rows)
+            )
+            found += self._keys(scalars, furthest)
         return [f"{moment_words(moment)}: {sentence}" for sentence in found]
 
     def _samples(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:
@@ -136,15 +147,25 @@ class Limits:
         if bounds:
             yield (
                 f"{bounds} of {count(len(unknown), 'sample')} may be above "
-                f"{self.max_psnr:g} dB: only a lower bound is known "
-                f"(precision='exact' has the number)"
+                f"{self.max_psnr:g} dB: only a lower bound is known {_EXACT}"
             )
 
-    def _classes(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:
+    def _classes(
+        self, now: LedgerTable, opened: LedgerTable, names: Sequence[str] | None
+    ) -> Iterable[str]:
         limit = self.max_class_psnr
         if limit is None:
             return
-        headline = find_headline(now)
+        headline, at_most_that = find_headline(now), find_headline(opened)
+        most = (
+            {
+                row.label: row.mean
+                for row in summarize_classes(at_most_that.column)
+                if not self.unknown_passes
+            }
+            if at_most_that
+            else {}
+        )
         classes = [] if headline is None else summarize_classes(headline.column)
         if not classes and not self.unknown_passes:
             yield "no predicted PSNR of any class was recorded"
@@ -154,8 +175,15 @@ class Limits:
                 yield f"the mean of {label} is {row.mean:.1f} dB, above {limit:g}"
             elif math.isnan(row.mean) and not self.unknown_passes:
                 yield f"the mean of {label} is not known: {row.reason}"
+            elif most.get(row.label, row.mean) > limit:
+                yield (
+                    f"the mean of {label} may be above {limit:g} dB: only a lower "
+                    f"bound, {row.mean:.1f} dB, is known {_EXACT}"
+                )
 
-    def _keys(self, scalars: Mapping[str, float]) -> Iterable[str]:
+    def _keys(
+        self, scalars: Mapping[str, float], furthest: Mapping[str, float]
+    ) -> Iterable[str]:
         for limits, sign, word in (
             (self.at_most, 1, "above"),
             (self.at_least, -1, "below"),
@@ -167,6 +195,15 @@ class Limits:
                 elif math.isnan(value) and not self.unknown_passes:
                     near = "" if key in scalars else meant(key, scalars)
                     yield f"{key} has no number{near and '; ' + near.strip()}"
+                elif (
+                    not self.unknown_passes
+                    and key in furthest
+                    and not sign * furthest[key] <= sign * limit
+                ):
+                    yield (
+                        f"{key} is {number(value)}, and may be {word} {limit:g}: only "
+                        f"a bound is known {_EXACT}"
+                    )
 
 
 def _reached(
@@ -200,6 +237,17 @@ def at_most(status: str) -> float:
         return -math.inf
     found = re.search(r"at most (-?[\d.]+) dB", status)
     return math.inf if found is None else float(found[1])
+
+
+def _left_open(row: Row, quantities: Mapping[str, Quantity] | None) -> Row:
+    """The same with the most exposed value that a bound leaves open."""
+    if not is_bound(row.status):
+        return row
+    about = describe(row.quantity, quantities)
+    if about.sign < 0:
+        return replace(row, value=0.0)
+    most = at_most(row.status) if about.logarithmic else math.inf
+    return replace(row, value=max(row.value, most))
 
 
 def _are(some: int, of: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -136,3 +137,38 @@ def test_a_bound_below_the_limit_does_not_hold_it(status: str, broken: bool) -> 
     assert bool(found) == broken
     assert not broken or "may be above 25 dB: only a lower bound is known" in found[0]
     assert Limits(max_psnr=25, unknown_passes=True).broken([row]) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "broken"), [(" and at most 28.0 dB", False), (" and at most 40 dB", True)]
+)
+def test_means_and_keys_of_bounds_hold_no_limit(most: str, broken: bool) -> None:
+    status = f"estimated: exposure is at least that{most}: …"
+    rows = [
+        Row(1, 9, 7, 0, "i2f_range_psnr", 20.0, status),
+        Row(1, 9, 8, 0, "i2f_range_psnr", 22.0),
+    ]
+    cases: list[tuple[dict[str, Any], str]] = [
+        (
+            {"max_class_psnr": 25.0},
+            "the mean of cat may be above 25 dB: only a lower bound, 21.0 dB, is known",
+        ),
+        (
+            {"at_most": {"leakwatch/psnr/median": 25.0}},
+            "leakwatch/psnr/median is 21.0, and may be above 25: only a bound is known",
+        ),
+        (
+            {"at_most": {"leakwatch-class/cat/i2f_range_psnr": 25.0}},
+            "leakwatch-class/cat/i2f_range_psnr is 21.0, and may be above 25: only a",
+        ),
+    ]
+    for how, said in cases:
+        found = Limits(**how).broken(rows, None, NAMES)
+        assert bool(found) == broken
+        assert not broken or said in found[0]
+        assert Limits(**how, unknown_passes=True).broken(rows, None, NAMES) == []
+    error = Row(1, 9, 7, 0, "i2f", 3.0, "estimated: exposure is at least that: …")
+    about = {"i2f": Quantity("i2f", direction="higher = less exposed")}
+    limits = Limits(at_least={"leakwatch-detail/i2f/worst": 2.0})
+    assert "may be below 2" in limits.broken([error], about)[0]
+    assert Limits(at_most={"leakwatch/samples/bounds": 1.0}).broken(rows) == []
