@@ -41,6 +41,7 @@ def reproduce(argv: list[str]) -> None:
         return
     known = names()
     wanted = known if asked.names == [_ALL] else asked.names
+    _check(asked)
     for name in wanted:
         if name not in known and not name.endswith((".yaml", ".yml")):
             raise ValueError(unknown("experiment", name, [*known, _LIST, _ALL, _PAGES]))
@@ -126,6 +127,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(asked: argparse.Namespace) -> None:
+    """Find what would fail only after data are loaded and networks trained."""
+    import torch
+
+    if asked.jobs is not None and asked.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {asked.jobs}.")
+    if asked.cells is not None and asked.cells < 1:
+        raise ValueError(f"--cells must be at least 1, got {asked.cells}.")
+    try:
+        torch.empty(0, device=asked.device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(
+            f"--device {asked.device} can't be used: {why}; for instance --device cpu."
+        ) from None
+    output: Path = asked.output
+    taken = next((p for p in (output, *output.parents) if p.exists()), None)
+    if taken is not None and not taken.is_dir():
+        raise ValueError(f"--output must be a folder, and {taken} is a file.")
+
+
 def _run(name: str, asked: argparse.Namespace) -> None:
     from leakwatch.reproduction import estimate, read, reproduce
     from leakwatch.reproduction.run import page
@@ -138,8 +160,6 @@ def _run(name: str, asked: argparse.Namespace) -> None:
         "device": asked.device,
     }
     if asked.cells is not None:
-        if asked.cells < 1:
-            raise ValueError(f"--cells must be at least 1, got {asked.cells}.")
         print(f"{name}: {estimate(experiment, most=asked.cells, **where)}")
         return
     print(f"\n{name}: {experiment.item}, {experiment.title}\n")

@@ -87,7 +87,13 @@ class Experiment:
         """
         own = self.scales.get(scale)
         if self.like:
-            return {**read(self.like).content(scale), **(own or {})}
+            other = read(self.like)
+            if other.like:
+                raise ValueError(
+                    f"{self.name} is like {self.like}, which is like {other.like}; "
+                    f"expected one that states its own scales."
+                )
+            return {**other.content(scale), **(own or {})}
         if own is None:
             raise ValueError(
                 f"{self.name} has no scale {scale!r}; it has {', '.join(self.scales)}."
@@ -137,6 +143,10 @@ def read(name: str | Path) -> Experiment:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}.") from None
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}.") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
     if isinstance(content, Mapping):

@@ -15,8 +15,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Final, Generic, TypeVar, final
 
 import numpy as np
@@ -180,9 +181,9 @@ def _computed(
 def digest(value: object) -> str:
     """A hash of what a study is computed from, the same in every process.
 
-    Of tensors and arrays all entries count, of networks the class, the weights and
-    which are trained, of functions the code and what they close over, of other objects
-    the class and the public attributes.
+    Of tensors and arrays all entries count, of networks the classes and public
+    attributes of all parts, the weights and which are trained, of functions the code
+    and what they close over, of other objects the class and the public attributes.
 
     Args:
         value: anything made of these.
@@ -250,9 +251,14 @@ def _parts(value: object) -> tuple[Sequence[object], bool]:
     if isinstance(value, nn.Module):
         trained = [name for name, p in value.named_parameters() if p.requires_grad]
         kinds = [(name, _name(part)) for name, part in value.named_modules()]
-        return (kinds, trained, dict(value.state_dict())), False
-    if isinstance(value, type):
+        settings = [_settings(part) for part in value.modules()]
+        return (kinds, trained, dict(value.state_dict()), settings), False
+    if isinstance(value, type | BuiltinFunctionType):
         return (), False
+    if isinstance(value, Enum):
+        return (value.name,), False
+    if isinstance(value, range | slice):
+        return (repr(value),), False
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return [(f.name, getattr(value, f.name)) for f in fields], False
@@ -261,6 +267,13 @@ def _parts(value: object) -> tuple[Sequence[object], bool]:
     return shown, True
 
 
+def _settings(module: nn.Module) -> list[tuple[str, object]]:
+    """What its weights don't say, such as a slope, a stride or a mean."""
+    own = sorted(vars(module).items())
+    return [(k, v) for k, v in own if not k.startswith("_") and k != "training"]
+
+
 def _name(value: object) -> str:
-    kind = value if isinstance(value, type | FunctionType) else type(value)
+    named = isinstance(value, type | FunctionType | BuiltinFunctionType)
+    kind: Any = value if named else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"

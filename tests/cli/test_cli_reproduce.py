@@ -9,6 +9,30 @@ from leakwatch.cli import main
 from leakwatch.reproduction import Experiment, names
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--cells", "0"], "--cells must be at least 1, got 0"),
+        (["--device", "cudaa"], "--device cudaa can't be used"),
+        (["--output", "taken/below"], "--output must be a folder, and taken is a file"),
+    ],
+)
+def test_what_cannot_work_is_said_before_data_are_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("")
+    assert main(["reproduce", "lavp-table-1", *options]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "--data mnist_sample" not in err
+
+
 def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "list"]) == 0
     said = capsys.readouterr().out

@@ -34,6 +34,21 @@ def test_settings_are_read_at_both_scales(name: str, scale: str) -> None:
     assert all(factor > 0 for factor in factors.values())
 
 
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    folder, latin, own = (tmp_path / f"{n}.yaml" for n in ("folder", "latin", "own"))
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"folder\.yaml can't be read"):
+        read(folder)
+    latin.write_bytes("paper: é".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.yaml is no text in UTF-8"):
+        read(latin)
+    content = {"paper": "lavp", "item": "t", "title": "t", "claim": "c"}
+    content |= {"kind": "correlation", "like": str(own), "scales": {}}
+    own.write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError, match="expected one that states its own scales"):
+        read(own).content("small")
+
+
 #: Channels, side and classes of the data sets.
 SHAPES = {
     "mnist": (1, 28, 10),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from leakwatch.studies import Applied, TradeOff, compare_initializations, trade_
 from leakwatch.studies.cells import CellStore, Work, digest, run_cells
 from leakwatch.studies.trade_offs.rows import decoded, encoded
 from studies.problems import network, samples
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
 
 
 def descend(net: nn.Module, defense: Defense | None, seed: int) -> Applied | None:
@@ -269,6 +275,24 @@ def test_a_digest_sees_what_changes_results() -> None:
     assert digest({"a": 1}) != digest({"a": 1.0})
     assert digest([1, [2]]) != digest([[1], 2])
     assert digest({1, 2, 3}) == digest({3, 2, 1})
+
+
+def test_a_digest_sees_settings_that_no_weight_shows() -> None:
+    class Minus(nn.Module):
+        def __init__(self, mean: float) -> None:
+            super().__init__()
+            self.mean = mean
+
+    assert digest(Minus(0.1)) == digest(Minus(0.1)) != digest(Minus(0.2))
+    assert digest(nn.LeakyReLU(0.1)) != digest(nn.LeakyReLU(0.2))
+    assert digest(nn.Sequential(nn.AvgPool2d(2))) != digest(
+        nn.Sequential(nn.AvgPool2d(2, stride=1))
+    )
+    net = network()
+    assert digest(net.train()) == digest(net.eval())
+    assert digest(torch.tanh) != digest(torch.sigmoid)
+    assert digest(Colour.RED) == digest(Colour.RED) != digest(Colour.BLUE)
+    assert digest(range(2)) != digest(range(3))
 
 
 @pytest.mark.long

@@ -41,8 +41,10 @@ def test_predictions_at_any_noise_from_one_jacobian(
     asked = leakwatch.score(
         net, x, y, "noise_std_for_range_psnr", target_psnr=15.0, dtype=torch.float64
     )
+    # A search begins at minima found before, and what is kept has been asked more: it
+    # ends within 0.02 dB of its target, in the same place up to the minima's accuracy.
     assert needed == pytest.approx(
-        asked["noise_std_for_range_psnr"].tolist(), rel=1e-12
+        asked["noise_std_for_range_psnr"].tolist(), rel=1e-5
     )
 
 
