@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -17,6 +18,7 @@ from leakwatch.callbacks._audit.plan import (
     METRICS,
     Audit,
     Kind,
+    chosen,
     chosen_attack,
 )
 from leakwatch.callbacks._audit.quantities import describe_attacks
@@ -53,14 +55,16 @@ class InversionAudit(ProbeCallback):
     left alone, failures become statuses, pictures stay on local disk.
 
     Args:
-        probes: the samples to audit, or how many to draw from the training data.
+        probes: the samples to audit, or how many to draw from the training data; they
+            are the audit's own, not those of a monitor beside it.
         attack: the practical attack: a preset such as ``"inverting-gradients"``, an
             attack object, or ``None`` for none. See ``leakwatch.attacks``.
         worst_case: the attack from a near start, as ``attack``.
         steps: of the practical attack; default: the preset's.
         restarts: of the practical attack; default: the preset's.
         radius: of the near start, x* + radius · sign(N), network-input units.
-        samples: how many of the probes to attack, evenly by class; ``None`` for all.
+        samples: how many of the probes to score and to attack, evenly by class;
+            ``None`` for all.
         scores: names or groups of scores to compare with.
         metrics: of quality: ``"mse"``, ``"rmse"``, ``"psnr"``, ``"ssim"``,
             ``"lpips_vgg"``, ``"lpips_alex"``, ``"lpips_squeeze"``, ``"fsim"``.
@@ -170,7 +174,10 @@ class InversionAudit(ProbeCallback):
         )
 
     def measure(self, step: ProbeStep) -> Share:
-        """Scores and attacks this process's part of the probes; raises no error."""
+        """Scores and attacks this process's part of the chosen; raises no error."""
+        # Scores that no attack checks are a monitor's, and would take most of the time.
+        picked = chosen(step.probes, self.audit.samples)
+        step = replace(step, probes=step.probes.select(picked))
         share = score_probes(step, self.scoring)
         attack_probes(step, self.audit, share)
         return share

@@ -375,9 +375,20 @@ class ProbeSet:
                 f"rank={rank} has none of {len(self)} probes; expected at least "
                 f"world_size={world_size} probes: draw more, or skip this rank"
             )
-        part = slice(rank, None, world_size)
+        return self.select(range(rank, len(self), world_size))
+
+    def select(self, positions: Sequence[int]) -> ProbeSet:
+        """Some of the probes, with what is known of the data set they come from.
+
+        Args:
+            positions: of the probes to keep, in this order.
+        """
+        part = list(positions)
         return dataclasses.replace(
-            self, x=self.x[part], y=self.y[part], index=self.index[part]
+            self,
+            x=self.x[part],
+            y=self.y[part],
+            index=tuple(self.index[i] for i in part),
         )
 
     def fingerprint(self) -> str:

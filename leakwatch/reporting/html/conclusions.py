@@ -103,19 +103,29 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
             f"{decibels(low.mean)}."
         )
     if math.isfinite(headline.change):
-        size = decibels(abs(headline.change))
-        word = "rose" if headline.change > 0 else "fell"
-        changed = f"{word} by {size}"
-        if abs(headline.change) < _NOTICED:
-            changed = f"hardly changed ({size})"
+        changed = _changed(headline.change)
         if headline.change_of_bounds:
             changed += ", as far as bounds show,"
-        yield f"The median {changed} since the first probe."
+        later = headline.last_change
+        turned = math.copysign(1, later) != math.copysign(1, headline.change)
+        since = (
+            f", and {_changed(later)} since the probe before this one"
+            if turned and abs(later) >= _NOTICED
+            else ""
+        )
+        yield f"The median {changed} since the first probe{since}."
     if headline.peak_moment is not None and headline.peak > summary.worst + _NOTICED:
         yield (
             f"The worst moment was {moment_words(headline.peak_moment)}, with "
             f"{least(decibels(headline.peak), headline.peak_bound)}."
         )
+
+
+def _changed(change: float) -> str:
+    size = decibels(abs(change))
+    if abs(change) < _NOTICED:
+        return f"hardly changed ({size})"
+    return f"{'rose' if change > 0 else 'fell'} by {size}"
 
 
 def _above(headline: Headline) -> Iterable[str]:
@@ -254,7 +264,12 @@ def _noise(
                 f"the gradient would hold{some or ' all samples'} at {target:g} dB by "
                 "prediction; leakwatch.recommend_noise checks it by attacks."
             )
+    recorded = "noise_std_for_psnr"
+    if headline.quantity == "i2f_range_psnr":
+        recorded = "noise_std_for_range_psnr"
     return (
-        f"leakwatch.recommend_noise(…, target_psnr={target:g}) says which noise would "
-        f"hold {target:g} dB; the scores 'bayes' and 'range' record it."
+        f"Which noise would hold {target:g} dB was not recorded: "
+        f"leakwatch.recommend_noise(net, x, y, target_psnr={target:g}) finds it and "
+        f"checks it by attacks; '{recorded}' among the monitor's scores= shows it "
+        "here."
     )

@@ -30,6 +30,7 @@ class Headline:
         clearly: How many samples lie above the "clearly recognisable" line.
         peak_bound: Whether ``peak`` may be more.
         change_of_bounds: Whether one of the medians of ``change`` may be more.
+        last_change: As ``change``, since the probe before; NaN for two probes.
     """
 
     quantity: str
@@ -43,6 +44,7 @@ class Headline:
     clearly: int
     peak_bound: bool = False
     change_of_bounds: bool = False
+    last_change: float = math.nan
 
 
 def find_headline(table: LedgerTable) -> Headline | None:
@@ -86,4 +88,9 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
         clearly=int((column.values[column.usable] > CLEARLY_ABOVE).sum()),
         peak_bound=peak_bound,
         change_of_bounds=bool(summaries[0].bounds or summaries[-1].bounds),
+        last_change=(
+            summaries[-1].median - summaries[-2].median
+            if len(summaries) > 2
+            else math.nan
+        ),
     )

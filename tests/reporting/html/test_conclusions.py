@@ -41,7 +41,18 @@ def test_who_is_worst_off() -> None:
     assert said["How"] == "1 of 3 samples with a number."
     assert said["What"].endswith("(leakwatch compare-inits).")
     same = answers(*probe(0, 20.0, 21.0), *probe(1, 20.2, 21.2))
-    assert "The median hardly changed (0.2 dB)" in same["Who"]
+    assert "The median hardly changed (0.2 dB) since the first probe." in same["Who"]
+
+
+def test_a_turn_since_the_first_probe_is_named() -> None:
+    fell = [*probe(0, 42.0, 42.0), *probe(1, 19.0, 19.0)]
+    said = answers(*fell, *probe(2, 30.0, 30.0))["Who"]
+    assert (
+        "The median fell by 12.0 dB since the first probe, and rose by 11.0 dB since "
+        "the probe before this one." in said
+    )
+    said = answers(*fell, *probe(2, 15.0, 15.0))["Who"]
+    assert "The median fell by 27.0 dB since the first probe." in said
 
 
 def test_what_is_unknown_is_counted() -> None:
@@ -80,7 +91,7 @@ def test_the_noise_that_was_recorded_is_named() -> None:
     assert said.startswith("Noise of standard deviation 0.0300 on each entry")
     assert "would hold all samples at 18 dB by prediction" in said
     said = answers(*probe(1, 30.0, 20.0))["What"]
-    assert said.startswith("leakwatch.recommend_noise(…, target_psnr=20)")
+    assert "leakwatch.recommend_noise(net, x, y, target_psnr=20)" in said
 
 
 def test_the_layer_that_holds_most_is_named() -> None:

@@ -43,9 +43,7 @@ def test_predictions_at_any_noise_from_one_jacobian(
     )
     # A search begins at minima found before, and what is kept has been asked more: it
     # ends within 0.02 dB of its target, in the same place up to the minima's accuracy.
-    assert needed == pytest.approx(
-        asked["noise_std_for_range_psnr"].tolist(), rel=1e-5
-    )
+    assert needed == pytest.approx(asked["noise_std_for_range_psnr"].tolist(), rel=1e-5)
 
 
 def test_sum_and_rank_against_the_dense_jacobian() -> None:

@@ -410,7 +410,10 @@ def test_figure_shows_every_budget(measured: tuple[TradeOff, Watching]) -> None:
     traces = {name: t for name, t in shown.items() if list(t.y) != [None]}
     assert list(traces) == ["none", *GRID["defenses"]]
     named = [name for name in shown if name not in traces]
-    assert named == ["clearly recognisable above 20 dB", "hardly recognisable below 12 dB"]
+    assert named == [
+        "clearly recognisable above 20 dB",
+        "hardly recognisable below 12 dB",
+    ]
     rows = [r for r in found.summary if r.defense == "gaussian"]
     assert list(traces["gaussian"].x) == pytest.approx([r.accuracy for r in rows])
     # One message a budget: too few attacks to lead.
