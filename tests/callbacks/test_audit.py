@@ -297,9 +297,7 @@ def test_what_the_attacker_is_given(tmp_path: Path) -> None:
     assert near.seen[0]["pixels"].boxed
 
 
-def test_chosen_samples_are_even_by_class_and_only_these_scored(tmp_path: Path) -> None:
-    tmp_path: Path,
-) -> None:
+def test_only_chosen_samples_are_scored_evenly_by_class(tmp_path: Path) -> None:
     p = probes(6)
     assert chosen(p, None) == [0, 1, 2, 3, 4, 5]
     picked = chosen(p, CLASSES)
