@@ -41,7 +41,7 @@ _TRIAL_STEPS = 10
 _ARRIVED = 0.1
 # Gauss-Newton has its time only if so many steps fit in, and if after this part of it
 # it has made some way: it arrives in 10 to 20 steps, or not at all.
-_FEWEST_STEPS, _LOOK = 8, 0.25
+_FEWEST_STEPS, _LOOK = 8, 0.5
 # Weight of an image's distance from the prior.
 _UNLIKELY = 1e-3
 
@@ -98,7 +98,7 @@ class Combined(GradientAttack):
     weights: tuple[float, ...] = (1e-4, 0.2)
     coarse: CoarseToFine | None = field(default_factory=CoarseToFine)
     second: GaussNewton = field(default_factory=GaussNewton)
-    share: float = 0.4
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         for what, kind in (("first", FirstOrder), ("second", GaussNewton)):
