@@ -231,6 +231,8 @@ def test_exposure_is_the_median_after_each_epoch(tmp_path: Path) -> None:
 
 
 #: The others differ from these in data and columns only.
+# Over ten seconds each.
+SLOW = ("leakwatch-question-1", "lavp-table-2")
 RUN = [
     "lavp-table-1",
     "lavp-table-2",
@@ -242,7 +244,13 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in SLOW else name
+        for name in RUN
+    ],
+)
 def test_an_experiment_of_the_package_gets_from_cells_to_its_table(name: str) -> None:
     settings: Any = read(name).settings("small").on("mnist_sample")
     attacks = {

@@ -56,6 +56,8 @@ from leakwatch.reproduction.networks import Network, Trained
 from leakwatch.reproduction.result import Summary
 
 DIGITS = "mnist_sample"
+# Over ten seconds each.
+SLOW = ("i2f-figure-10",)
 MINE = [name for name in names() if name.split("-")[0] in ("i2f", "sme", "ci")]
 
 
@@ -110,7 +112,13 @@ def outcome(
 # -- every experiment --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MINE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in SLOW else name
+        for name in MINE
+    ],
+)
 def test_a_cell_of_each_part_runs(name: str, lab_of: Any) -> None:
     settings = read(name).settings("small").on(DIGITS)
     small: Any = replace(settings.piece()[0], seeds=1)  # type: ignore[type-var]
