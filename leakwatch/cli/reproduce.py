@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale",
         choices=("small", "paper"),
         default="small",
-        help="small: minutes on one CPU core; paper: the paper's settings",
+        help="small: up to an hour each on one CPU core; paper: the paper's settings",
     )
     parser.add_argument(
         "--data", help="a data set to run on instead of the paper's, as mnist_sample"
