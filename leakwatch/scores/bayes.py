@@ -26,7 +26,13 @@ from leakwatch.scores.norms import root
 from leakwatch.scores.registry import scored
 from leakwatch.scores.result import Value
 from leakwatch.scores.settings import Settings
+from leakwatch.status import Status
 
+#: Of a noise that rounding leaves open.
+AT_MOST = Status(
+    "estimated",
+    "at most: rounding hides whether less noise, or none, would do",
+)
 _NO_NOISE = Value.without(
     "not computed", "needs noise_std, also when a perturbation delta is given"
 )
@@ -140,3 +146,19 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     if whole.unseen >= wanted:
         return Value.without("not converged", whole.left_out)
     return whole.judged(lambda gain: noise_for_squared_error(whole, gain, wanted))
+
+
+def safe_noise_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
+    """:func:`noise_std_for_psnr`, at the upper end of what rounding leaves open.
+
+    Where rounding hides whether any noise is needed, that is a number that is safe,
+    since a noise that is too small protects nobody. Pixels that the gradient does not
+    show, such as those that a strided convolution skips, are such a case: whether
+    they are all that is missing, or nearly all, no arithmetic can tell.
+    """
+    value = noise_std_for_psnr(spectrum, settings)
+    whole = channel(spectrum, settings)
+    if value.status.word != "unresolved" or whole is None:
+        return value
+    wanted = spectrum.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
+    return Value(noise_for_squared_error(whole, whole.most, wanted), AT_MOST)

@@ -15,7 +15,12 @@ from typing import final
 
 from torch import Tensor
 
-from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
+from leakwatch.scores.bayes import (
+    AT_MOST,
+    i2f_bayes,
+    i2f_bayes_psnr,
+    safe_noise_for_psnr,
+)
 from leakwatch.scores.i2f import psnr
 from leakwatch.scores.measure.gaussian_channel import in_components
 from leakwatch.scores.measure.pixel_range import InRange, PixelRange
@@ -215,7 +220,7 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
     noise. With a prior of independent pixels it is at least
     noise_std_for_psnr. The mean over the noise counts, also when a δ is given.
     """
-    inside, least = _inside(spectrum, settings), noise_std_for_psnr(spectrum, settings)
+    inside, least = _inside(spectrum, settings), safe_noise_for_psnr(spectrum, settings)
     if isinstance(inside, Status):
         return Value(math.nan, inside)
     if not least.status.usable:
@@ -243,7 +248,9 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
             )
         if found == 0:
             return least
-        value = Value(found, least.status)
+        # Noise that stands out from the rounding of H was found without it.
+        hidden = found <= max(line.floor, least.number)
+        value = Value(found, least.status if hidden or least.status != AT_MOST else OK)
         reached = i2f_range_psnr(both, replace(settings, noise_std=found))
         if not reached.status.usable:
             return Value(math.nan, reached.status)

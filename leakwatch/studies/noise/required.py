@@ -81,8 +81,7 @@ def _needed(spectrum: NoiseResponse, target_psnr: float) -> Value:
         noise_for_squared_error(channel, gain, wanted)
         for gain in (channel.most, channel.gain)
     )
-    # Rounding moves what knowledge of the range asks for by the same factor.
-    doubt = max(most / plain, 1.0) if plain > 0 else 1.0
-    needed = doubt * value.number
+    # Rounding moves what knowledge of the range asks for by no more than that.
+    needed = value.number + max(most - plain, 0.0)
     # With the statistics of images the channel speaks of the average image alone.
     return Value(needed if settings.prior else max(most, needed), value.status)

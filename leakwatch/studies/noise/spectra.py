@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakwatch.reporting.quantities import Quantity
-from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, noise_std_for_psnr
+from leakwatch.scores.bayes import i2f_bayes, i2f_bayes_psnr, safe_noise_for_psnr
 from leakwatch.scores.in_range import i2f_range_psnr, noise_std_for_range_psnr
 from leakwatch.scores.measure.gaussian_channel import Channel, channel
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
@@ -107,7 +107,7 @@ class NoiseResponse:
         within = noise_std_for_range_psnr(self.spectrum, settings)
         if within.status.usable:
             return within
-        return noise_std_for_psnr(self.spectrum, settings)
+        return safe_noise_for_psnr(self.spectrum, settings)
 
     @property
     def channel(self) -> Channel | None:

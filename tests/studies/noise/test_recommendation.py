@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 import leakwatch
 from leakwatch import Status
@@ -91,6 +92,47 @@ def test_a_gradient_that_shows_too_little_needs_no_noise() -> None:
     assert found.noise_std == 0.0
     assert found.probes[0].psnr.status.word == "not computed"
     assert len(found.checks) == 2
+
+
+def strided() -> nn.Module:
+    """On 8 × 8 pixels it does not see the last row and column, 15 pixels."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(54, 10)
+    ).double()
+
+
+def images_for_it(unseen: float) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.rand(3, 1, 8, 8, generator=draw, dtype=torch.float64).clamp(0.2, 0.8)
+    x[..., 7, :] = x[..., :, 7] = unseen
+    return x
+
+
+@pytest.mark.parametrize("target", [20.0, 25.0])
+def test_pixels_that_a_stride_skips_change_nothing(target: float) -> None:
+    # Mid-grey, which is what an attacker has for them.
+    x, y = images_for_it(0.5), torch.arange(3)
+    found = leakwatch.recommend_noise(strided(), x, y, target_psnr=target, check=0)
+    # The same without them, for the same squared error.
+    target += 10 * math.log10(49 / 64)
+    x = x[..., :7, :7]
+    seen = leakwatch.recommend_noise(strided(), x, y, target_psnr=target, check=0)
+    assert found.status.word == "estimated"
+    assert [p.needed.status for p in found.probes] == [OK] * 3
+    # Each is found to 0.02 dB, and a decibel takes a tenth more noise or so.
+    assert found.noise_std == pytest.approx(seen.noise_std, rel=5e-3)
+
+
+def test_pixels_that_a_stride_skips_may_be_enough() -> None:
+    # Each off by a half: 12.3 dB at best.
+    x, y = images_for_it(0.0), torch.arange(3)
+    found = leakwatch.recommend_noise(strided(), x, y, target_psnr=20.0, check=0)
+    for probe in found.probes:
+        assert probe.needed.status.word == "estimated"
+        assert "at most" in probe.needed.status.reason
+    # With other pixels there the same takes more than 1e-2.
+    assert 0 <= found.noise_std < 1e-6
 
 
 def spectrum(
