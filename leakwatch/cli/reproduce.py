@@ -25,8 +25,8 @@ def reproduce(argv: list[str]) -> None:
     """
     parser = _parser()
     asked = parser.parse_args(argv)
-    # Here, because torch takes seconds.
-    from leakwatch.reproduction import names
+    # Here, as the rest below, because torch takes seconds.
+    from leakwatch.reproduction.experiment import names
 
     if asked.names == [_LIST]:
         print(_listed(asked))
@@ -178,8 +178,7 @@ def _run(name: str, asked: argparse.Namespace) -> None:
 
 
 def _listed(asked: argparse.Namespace) -> str:
-    from leakwatch.reproduction import names, read
-    from leakwatch.reproduction.run import place_of
+    from leakwatch.reproduction.experiment import names, place_of, read
 
     head = ["name", "item", "minutes", "done", "claim"]
     rows: list[list[Any]] = []

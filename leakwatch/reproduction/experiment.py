@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import yaml
 
-from leakwatch.checks import check_choice
 from leakwatch.names import unknown
-from leakwatch.reproduction.kinds.base import Kind, kinds
 from leakwatch.reproduction.reading import read_settings
 from leakwatch.reproduction.result import Published
 
-__all__ = ["PAPERS", "SCALES", "Experiment", "names", "read"]
+if TYPE_CHECKING:
+    from leakwatch.reproduction.kinds.base import Kind
+
+__all__ = ["PAPERS", "SCALES", "Experiment", "names", "place_of", "read"]
 
 #: What the papers are called.
 PAPERS: Final = {
@@ -70,11 +71,11 @@ class Experiment:
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("paper", self.paper, PAPERS)
-        if self.kind not in kinds():
-            raise ValueError(unknown("kind", self.kind, kinds()))
+        if self.paper not in PAPERS:
+            raise ValueError(unknown("paper", self.paper, PAPERS))
         for scale in self.scales:
-            check_choice("a scale", scale, SCALES)
+            if scale not in SCALES:
+                raise ValueError(unknown("scale", scale, SCALES))
 
     def content(self, scale: str) -> dict[str, Any]:
         """What the files say at one scale.
@@ -107,8 +108,12 @@ class Experiment:
             scale: one of :data:`SCALES`.
 
         Raises:
-            ValueError: for unknown keys and wrong values.
+            ValueError: for unknown kinds and keys, and wrong values.
         """
+        from leakwatch.reproduction.kinds.base import kinds  # torch takes seconds
+
+        if self.kind not in kinds():
+            raise ValueError(unknown("kind", self.kind, kinds()))
         where = f"{self.name}: scales: {scale}"
         found: Kind = read_settings(kinds()[self.kind], self.content(scale), where)
         return found
@@ -152,6 +157,19 @@ def read(name: str | Path) -> Experiment:
     if isinstance(content, Mapping):
         content = {**content, "name": path.stem}
     return read_settings(Experiment, content, path.name)
+
+
+def place_of(experiment: str, scale: str, data: str | None, output: Path) -> Path:
+    """The folder of one experiment's result.
+
+    Args:
+        experiment: its name.
+        scale: at which.
+        data: what it runs on instead of the paper's data, if anything.
+        output: folder of all results.
+    """
+    stem = f"{experiment}-{scale}" + (f"-{data}" if data else "")
+    return output / stem
 
 
 def _order(name: str) -> tuple[str, str, int]:

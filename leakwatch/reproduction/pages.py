@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, final
 
 from leakwatch.reporting.ledger.storage import write_atomically
-from leakwatch.reproduction.experiment import Experiment, names, read
+from leakwatch.reproduction.experiment import Experiment, names, place_of, read
 from leakwatch.reproduction.result import Entry, Result, plain
-from leakwatch.reproduction.run import page, place_of
+from leakwatch.reproduction.run import page
 
 __all__ = ["RESULTS", "collect", "write_pages", "written"]
 

@@ -15,7 +15,7 @@ from leakwatch.reporting.ledger.storage import write_atomically
 from leakwatch.reproduction import cells, networks
 from leakwatch.reproduction.cells import Cell, Lab, Outcome
 from leakwatch.reproduction.data import Pictures, open_data
-from leakwatch.reproduction.experiment import Experiment
+from leakwatch.reproduction.experiment import Experiment, place_of
 from leakwatch.reproduction.federation import trainer
 from leakwatch.reproduction.figures import draw
 from leakwatch.reproduction.kinds.base import Kind, check_data
@@ -23,26 +23,13 @@ from leakwatch.reproduction.networks import Trained
 from leakwatch.reproduction.result import MARKS, Result
 from leakwatch.studies.cells import CellStore, Work, run_cells
 
-__all__ = ["Estimate", "estimate", "place_of", "reproduce"]
+__all__ = ["Estimate", "estimate", "reproduce"]
 
 _T = TypeVar("_T")
 Say = Callable[[str], object]
 
 #: What all cells are computed by: changes when old ones can't be used any more.
 _FORMAT: Final = "reproduction 1"
-
-
-def place_of(experiment: str, scale: str, data: str | None, output: Path) -> Path:
-    """The folder of one experiment's result.
-
-    Args:
-        experiment: its name.
-        scale: at which.
-        data: what it runs on instead of the paper's data, if anything.
-        output: folder of all results.
-    """
-    stem = f"{experiment}-{scale}" + (f"-{data}" if data else "")
-    return output / stem
 
 
 def reproduce(
