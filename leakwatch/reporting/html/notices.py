@@ -19,6 +19,7 @@ _NOT_COMPUTED: Final = "not computed"
 _CALM: Final = ("ok", "estimated", "undefined", _NOT_COMPUTED)
 _MOST_LINES: Final = 8
 _MOST_REASONS: Final = 4
+_MOST_NAMES: Final = 5
 
 
 class Lines(NamedTuple):
@@ -36,6 +37,7 @@ class Notices:
     Attributes:
         unknown: Why values of the last probe are not known, in words.
         unknown_count: How many of them.
+        unknown_names: Of which scores, most of them first.
         values: How many there are in all.
         trouble: What of the run itself could not be measured.
         notes: Caveats about the model, found while it was measured.
@@ -46,6 +48,7 @@ class Notices:
 
     unknown: str
     unknown_count: int
+    unknown_names: str
     values: int
     trouble: Lines
     notes: Lines
@@ -71,12 +74,16 @@ def make_notices(
     """
     columns = table.at(table.moments[-1]) if table.moments else {}
     counts: Counter[str] = Counter()
-    for column in columns.values():
-        counts.update(count_excluded(column))
-    counts.pop(_NOT_COMPUTED, None)
+    names: Counter[str] = Counter()
+    for name, column in columns.items():
+        excluded = Counter(count_excluded(column))
+        excluded.pop(_NOT_COMPUTED, None)
+        counts.update(excluded)
+        names[name] = excluded.total()
     return Notices(
         unknown=describe_counts(counts),
         unknown_count=counts.total(),
+        unknown_names=_listed([name for name, n in names.most_common() if n]),
         values=sum(len(column.samples) for column in columns.values()),
         trouble=_first(list(_trouble(table))),
         notes=Lines(tuple(notes)),
@@ -89,6 +96,12 @@ def make_notices(
 def _first(sentences: Sequence[str]) -> Lines:
     more = max(len(sentences) - _MOST_LINES, 0)
     return Lines(tuple(sentences[:_MOST_LINES]), more)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    rest = [f"and {more} more"] if more > 0 else []
+    return ", ".join([*names[:_MOST_NAMES], *rest])
 
 
 def _trouble(table: LedgerTable) -> Iterator[str]:

@@ -135,9 +135,24 @@ def test_notices_count_what_is_not_known() -> None:
         1,
         3,
     )
+    assert notices.unknown_names == "i2f"
     assert notices.trouble.shown == ("audit, after epoch 1: failed (y)",)
     assert (len(notices.problems.shown), notices.problems.more) == (8, 2)
     assert notices.not_computed == "loss (not asked)"
+
+
+def test_notices_name_the_scores_that_are_not_known() -> None:
+    # Score k has no number for k of the seven samples.
+    run = table(
+        *[
+            Row(1, 10, i, i % 3, f"score{k}", 1.0, "failed: x" if i < k else "ok")
+            for k in range(8)
+            for i in range(7)
+        ]
+    )
+    notices = make_notices(run, [], private=False)
+    assert (notices.unknown, notices.unknown_count) == ("28 failed", 28)
+    assert notices.unknown_names == "score7, score6, score5, score4, score3, and 2 more"
 
 
 def test_classes_are_compared_by_their_means() -> None:
