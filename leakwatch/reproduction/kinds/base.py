@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Self, final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Protocol, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from leakwatch.attacks import Reconstruction, attack
 from leakwatch.attacks.presets import get as preset
 from leakwatch.attacks.start import StartKind
-from leakwatch.checks import check_integer
+from leakwatch.checks import check_choice, check_integer
 from leakwatch.names import unknown
 from leakwatch.quality import quality
 from leakwatch.reproduction.cells import Cell, Lab, Need, Outcome
@@ -30,6 +30,8 @@ from leakwatch.reproduction.result import Compare, Summary
 __all__ = [
     "AttackSettings",
     "Kind",
+    "OfRows",
+    "OneDataSet",
     "check_data",
     "chunks",
     "joined",
@@ -93,6 +95,68 @@ class Kind(ABC):
     def beside(self) -> Mapping[str, str]:
         """Row of ours → row of the paper to set beside it, where they differ."""
         return {}
+
+
+class OneDataSet(Kind):
+    """A kind whose settings name one data set."""
+
+    data: str
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Its one."""
+        return (self.data,)
+
+    def on(self, data: str) -> Self:
+        """On another one."""
+        changed: Self = replace(cast(Any, self), data=data)
+        return changed
+
+
+class RowOfNetwork(Protocol):
+    """A row of a table: a network on a data set, both by name."""
+
+    @property
+    def data(self) -> str: ...
+
+    @property
+    def network(self) -> str: ...
+
+
+class OfRows(Kind):
+    """A kind whose settings have a row for each network on a data set."""
+
+    rows: Mapping[str, RowOfNetwork]
+    networks: dict[str, Network]
+    seeds: int
+
+    def check_rows(self) -> None:
+        """Raises a ValueError where a row names what there is not."""
+        check_data(*self.data_names)
+        for row in self.rows.values():
+            check_choice("a row's network", row.network, self.networks)
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Those of the rows."""
+        return tuple(dict.fromkeys(row.data for row in self.rows.values()))
+
+    def on(self, data: str) -> Self:
+        """All rows on one data set."""
+        rows = {
+            name: replace(cast(Any, row), data=data) for name, row in self.rows.items()
+        }
+        changed: Self = replace(cast(Any, self), rows=rows)
+        return changed
+
+    def needed(self) -> Sequence[Need]:
+        """Every network of a row under every seed."""
+        pairs = dict.fromkeys((r.data, r.network) for r in self.rows.values())
+        return [
+            Need(data, name, self.networks[name], seed)
+            for data, name in pairs
+            for seed in range(self.seeds)
+        ]
 
 
 @final

@@ -17,7 +17,7 @@ from leakwatch.reproduction.data import Samples
 from leakwatch.reproduction.intervals import mean_interval
 from leakwatch.reproduction.kinds.base import (
     AttackSettings,
-    Kind,
+    OneDataSet,
     check_data,
     measured,
     needs,
@@ -30,7 +30,7 @@ __all__ = ["Batches"]
 
 @final
 @dataclass(frozen=True)
-class Batches(Kind):
+class Batches(OneDataSet):
     """The averaged gradient of a batch is attacked; quality of its images.
 
     Reconstructions are set beside the originals by the assignment with the least
@@ -62,15 +62,6 @@ class Batches(Kind):
         check_data(self.data)
         if len(self.networks) != 1:
             raise ValueError(f"give one network, got {len(self.networks)}.")
-
-    @property
-    def data_names(self) -> tuple[str, ...]:
-        """Its one."""
-        return (self.data,)
-
-    def on(self, data: str) -> Self:
-        """On another one."""
-        return replace(self, data=data)
 
     def needed(self) -> Sequence[Need]:
         """The network under every seed."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from leakwatch.checks import check_choice, check_integer
+from leakwatch.checks import check_integer
 from leakwatch.defenses import Budget, EigenNoise, Single
 from leakwatch.defenses import Samples as Protected
 from leakwatch.derivatives import GradientMap
@@ -22,8 +22,7 @@ from leakwatch.reproduction.data import Samples
 from leakwatch.reproduction.intervals import bootstrapped, median_interval
 from leakwatch.reproduction.kinds.base import (
     AttackSettings,
-    Kind,
-    check_data,
+    OfRows,
     chunks,
     joined,
     measured,
@@ -56,7 +55,7 @@ class EigenRow:
 
 
 @dataclass(frozen=True)
-class _Rows(Kind):
+class _Rows(OfRows):
     """Test images at networks.
 
     Args:
@@ -79,28 +78,7 @@ class _Rows(Kind):
         check_integer("images", self.images, example=100)
         check_integer("seeds", self.seeds)
         check_integer("per_cell", self.per_cell)
-        check_data(*self.data_names)
-        for row in self.rows.values():
-            check_choice("a row's network", row.network, self.networks)
-
-    @property
-    def data_names(self) -> tuple[str, ...]:
-        """Those of the rows."""
-        return tuple(dict.fromkeys(row.data for row in self.rows.values()))
-
-    def on(self, data: str) -> Self:
-        """All rows on one data set."""
-        rows = {name: replace(row, data=data) for name, row in self.rows.items()}
-        return replace(self, rows=rows)
-
-    def needed(self) -> Sequence[Need]:
-        """Every network of a row under every seed."""
-        pairs = dict.fromkeys((r.data, r.network) for r in self.rows.values())
-        return [
-            Need(data, name, self.networks[name], seed)
-            for data, name in pairs
-            for seed in range(self.seeds)
-        ]
+        self.check_rows()
 
     def _parts(self, lab: Lab) -> list[tuple[dict[str, str], nn.Module, Samples]]:
         found = []

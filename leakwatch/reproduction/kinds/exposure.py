@@ -15,7 +15,7 @@ from leakwatch.reproduction.data import SOURCES
 from leakwatch.reproduction.intervals import median_interval
 from leakwatch.reproduction.kinds.base import (
     AttackSettings,
-    Kind,
+    OneDataSet,
     check_data,
     chunks,
     joined,
@@ -31,7 +31,7 @@ __all__ = ["Exposure"]
 
 @final
 @dataclass(frozen=True)
-class Exposure(Kind):
+class Exposure(OneDataSet):
     """Medians over test images and seeds, after each epoch that a network keeps.
 
     Args:
@@ -66,15 +66,6 @@ class Exposure(Kind):
         check_integer("seeds", self.seeds)
         check_metrics((self.metric,))
         check_data(self.data)
-
-    @property
-    def data_names(self) -> tuple[str, ...]:
-        """One."""
-        return (self.data,)
-
-    def on(self, data: str) -> Self:
-        """The same on another data set."""
-        return replace(self, data=data)
 
     def needed(self) -> Sequence[Need]:
         """Every network under every seed."""

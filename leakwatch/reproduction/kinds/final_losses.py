@@ -17,7 +17,7 @@ from leakwatch.reproduction.cells import Cell, Lab, Need, Outcome, Values
 from leakwatch.reproduction.data import SOURCES, Samples
 from leakwatch.reproduction.kinds.base import (
     AttackSettings,
-    Kind,
+    OneDataSet,
     check_data,
     chunks,
     joined,
@@ -36,7 +36,7 @@ _NOISE: Final = 1e-3
 
 @final
 @dataclass(frozen=True)
-class FinalLosses(Kind):
+class FinalLosses(OneDataSet):
     """Final matching losses of a few images beside their scores, and ρ over many.
 
     Args:
@@ -82,15 +82,6 @@ class FinalLosses(Kind):
             ):
                 if name not in known:
                     raise ValueError(unknown(f"{kind} of a pair", name, known))
-
-    @property
-    def data_names(self) -> tuple[str, ...]:
-        """One."""
-        return (self.data,)
-
-    def on(self, data: str) -> Self:
-        """The same images' places in another data set."""
-        return replace(self, data=data)
 
     def needed(self) -> Sequence[Need]:
         """The network under each seed."""

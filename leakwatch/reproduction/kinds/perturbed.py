@@ -28,8 +28,7 @@ from leakwatch.reproduction.intervals import (
 )
 from leakwatch.reproduction.kinds.base import (
     AttackSettings,
-    Kind,
-    check_data,
+    OfRows,
     chunks,
     joined,
     measured,
@@ -96,7 +95,7 @@ class Influence:
 
 
 @dataclass(frozen=True)
-class PerturbedGradients(Kind):
+class PerturbedGradients(OfRows):
     """Gradients of test images are perturbed and attacked; I²F is told the same δ.
 
     Args:
@@ -134,31 +133,12 @@ class PerturbedGradients(Kind):
         check_integer("per_cell", self.per_cell)
         for metric in self.metrics:
             check_choice("a metric", metric, _MEASURED)
-        check_data(*self.data_names)
+        self.check_rows()
         for row in self.rows.values():
-            check_choice("a row's network", row.network, self.networks)
             for name in row.attacks:
                 check_choice("a row's attack", name, self.attacks)
         if not self.variances and not self.pruned:
             raise ValueError("give variances of noise, or shares to be pruned.")
-
-    @property
-    def data_names(self) -> tuple[str, ...]:
-        """Those of the rows."""
-        return tuple(dict.fromkeys(row.data for row in self.rows.values()))
-
-    def on(self, data: str) -> Self:
-        """All rows on one data set."""
-        rows = {name: replace(row, data=data) for name, row in self.rows.items()}
-        return replace(self, rows=rows)
-
-    def needed(self) -> Sequence[Need]:
-        """Every network of a row under every seed."""
-        return [
-            Need(data, name, self.networks[name], seed)
-            for data, name in self._pairs()
-            for seed in range(self.seeds)
-        ]
 
     def cells(self, lab: Lab) -> Sequence[Cell]:
         """Predictions for every network, and attacks on every perturbation."""
@@ -204,9 +184,6 @@ class PerturbedGradients(Kind):
         return {f"variance {v:g}": (v, 0.0) for v in self.variances} | {
             f"pruned {p:g}": (0.0, p) for p in self.pruned
         }
-
-    def _pairs(self) -> list[tuple[str, str]]:
-        return list(dict.fromkeys((r.data, r.network) for r in self.rows.values()))
 
     def _attacks(self, row: PerturbedRow) -> tuple[str, ...]:
         return row.attacks or tuple(self.attacks)

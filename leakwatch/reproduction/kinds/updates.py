@@ -27,7 +27,7 @@ from leakwatch.quality import align, quality
 from leakwatch.reproduction.cells import Cell, Lab, Need, Outcome, Values
 from leakwatch.reproduction.data import Samples
 from leakwatch.reproduction.intervals import mean_interval
-from leakwatch.reproduction.kinds.base import Kind, check_data
+from leakwatch.reproduction.kinds.base import OfRows
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Panel, Summary
 
@@ -116,7 +116,7 @@ class UpdateAttackSettings:
 
 
 @dataclass(frozen=True)
-class _Updates(Kind):
+class _Updates(OfRows):
     """Clients of test images train a network, and send their weights.
 
     Args:
@@ -136,28 +136,7 @@ class _Updates(Kind):
     def __post_init__(self) -> None:
         check_integer("clients", self.clients)
         check_integer("seeds", self.seeds)
-        check_data(*self.data_names)
-        for row in self.rows.values():
-            check_choice("a row's network", row.network, self.networks)
-
-    @property
-    def data_names(self) -> tuple[str, ...]:
-        """Those of the rows."""
-        return tuple(dict.fromkeys(row.data for row in self.rows.values()))
-
-    def on(self, data: str) -> Self:
-        """All rows on one data set."""
-        rows = {name: replace(row, data=data) for name, row in self.rows.items()}
-        return replace(self, rows=rows)
-
-    def needed(self) -> Sequence[Need]:
-        """Every network of a row under every seed."""
-        pairs = dict.fromkeys((r.data, r.network) for r in self.rows.values())
-        return [
-            Need(data, name, self.networks[name], seed)
-            for data, name in pairs
-            for seed in range(self.seeds)
-        ]
+        self.check_rows()
 
     def beside(self) -> Mapping[str, str]:
         """As the rows say."""
