@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Final
 
@@ -31,12 +32,13 @@ def check(argv: list[str]) -> None:
         prog="leakwatch check",
         description="Check a recorded run against limits, at every probe step. Exit "
         f"status: 0 all hold, {BROKEN} one is broken, 1 or 2 nothing was checked. A "
-        "value without a number breaks its limit: unknown is not safe.",
+        "value without a number breaks its limit, and so does a damaged record: "
+        "unknown is not safe.",
     )
     parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
     parser.add_argument(
         "--max-psnr",
-        type=float,
+        type=_decibels,
         metavar="DB",
         help="that no sample exceeds, predicted or achieved by an attack",
     )
@@ -48,7 +50,10 @@ def check(argv: list[str]) -> None:
         help="of samples that may exceed it all the same, from 0 to 1",
     )
     parser.add_argument(
-        "--max-class-psnr", type=float, metavar="DB", help="for the mean of each class"
+        "--max-class-psnr",
+        type=_decibels,
+        metavar="DB",
+        help="for the mean of each class",
     )
     for option, end in (("--at-most", "highest"), ("--at-least", "lowest")):
         parser.add_argument(
@@ -94,7 +99,9 @@ def _broken(run: object, limits: Limits, *, last: bool) -> list[str]:
     steps = [
         [row for row in rows if (row.epoch, row.step) == moment] for moment in moments
     ]
-    return [
+    # What they said that are lost is unknown.
+    lost = [] if limits.unknown_passes else list(ledger.damage)
+    return lost + [
         sentence
         for step in (steps[-1:] if last else steps) or [[]]
         for sentence in limits.broken(step, quantities, names, prefix=prefix)
@@ -108,11 +115,18 @@ def _share(text: str) -> float:
     return value
 
 
+def _decibels(text: str) -> float:
+    # Nothing is above a limit that is no number.
+    if not math.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
 def _limit(text: str) -> tuple[str, float]:
     key, mark, value = text.rpartition("=")
     try:
-        return key, float(value) if mark and key else float("none")
-    except ValueError:
+        return key, _decibels(value if mark and key else "none")
+    except (ValueError, argparse.ArgumentTypeError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not KEY=VALUE, such as {PREFIX}/time_fraction=0.1"
         ) from None

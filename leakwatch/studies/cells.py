@@ -34,6 +34,13 @@ _T = TypeVar("_T")
 # Deeper than any setting; an object that holds itself ends there.
 _DEEPEST: Final = 12
 
+_VALUES: Final = (
+    *(bool, int, float, complex, str, bytes, Path, np.ndarray, np.generic),
+    *(Tensor, torch.dtype, torch.device),
+)
+# What every module has.
+_OF_MODULES: Final = frozenset(vars(nn.Module()))
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -60,8 +67,8 @@ class CellStore(Generic[_T]):
 
     A cell is found again if network, samples, settings, the code of functions and the
     versions of leakwatch and torch are the same. So one folder may serve several
-    studies, and a changed one computes what changed. What a function reads besides
-    its arguments and what it closes over is not seen: give another folder then.
+    studies, and a changed one computes what changed. Not seen are files that a function
+    reads, the code of others that it calls, and hooks: give another folder then.
 
     Args:
         directory: made with the first cell.
@@ -181,9 +188,10 @@ def _computed(
 def digest(value: object) -> str:
     """A hash of what a study is computed from, the same in every process.
 
-    Of tensors and arrays all entries count, of networks the classes and public
-    attributes of all parts, the weights and which are trained, of functions the code
-    and what they close over, of other objects the class and the public attributes.
+    Of tensors and arrays all entries count, of networks the classes and attributes of
+    all parts, weights, buffers and which are trained, of functions the code, what they
+    close over and the values among the globals that they read, of other objects the
+    class and the attributes, of objects in these the values.
 
     Args:
         value: anything made of these.
@@ -207,7 +215,7 @@ def _feed(
         feed(f"{type(value).__name__} {value!r}\n".encode(errors="surrogatepass"))
         return
     if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         feed(f"tensor {plain.dtype} {tuple(plain.shape)}\n".encode())
         feed(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
         return
@@ -227,8 +235,9 @@ def _feed(
         parts = sorted(map(digest, value))
     else:
         parts, plain_object = _parts(value)
-        if plain_object and inside:
-            parts = ()  # such as the Trainer of a data module: what it holds changes
+        if plain_object:
+            # Not what it holds in turn, such as a data module its Trainer.
+            parts = [(k, v) for k, v in parts if not inside or _stated(v)]
         inside = inside or plain_object
     feed(f"{_name(value)} {len(parts)}\n".encode())
     if depth < _DEEPEST:
@@ -236,14 +245,16 @@ def _feed(
             _feed(feed, part, depth + 1, inside=inside)
 
 
-def _parts(value: object) -> tuple[Sequence[object], bool]:
+def _parts(value: object) -> tuple[Sequence[Any], bool]:
     """What decides how an object behaves; and whether it is of a kind not known."""
     if isinstance(value, CodeType):
         return (value.co_code, value.co_names, value.co_consts), False
     if isinstance(value, FunctionType):
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         own = (value.__code__, value.__defaults__, value.__kwdefaults__, *closed)
-        return own, False
+        read = sorted(_names(value.__code__) & value.__globals__.keys())
+        stated = [(k, v) for k in read if _stated(v := value.__globals__[k])]
+        return (*own, stated), False
     if isinstance(value, MethodType):
         return (value.__func__, value.__self__), False
     if isinstance(value, functools.partial):
@@ -252,7 +263,9 @@ def _parts(value: object) -> tuple[Sequence[object], bool]:
         trained = [name for name, p in value.named_parameters() if p.requires_grad]
         kinds = [(name, _name(part)) for name, part in value.named_modules()]
         settings = [_settings(part) for part in value.modules()]
-        return (kinds, trained, dict(value.state_dict()), settings), False
+        # With buffers that no checkpoint has.
+        held = value.state_dict() | dict(value.named_buffers())
+        return (kinds, trained, held, settings), False
     if isinstance(value, type | BuiltinFunctionType):
         return (), False
     if isinstance(value, Enum):
@@ -262,15 +275,32 @@ def _parts(value: object) -> tuple[Sequence[object], bool]:
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return [(f.name, getattr(value, f.name)) for f in fields], False
-    public = getattr(value, "__dict__", {})
-    shown = [(k, v) for k, v in sorted(public.items()) if not k.startswith("_")]
-    return shown, True
+    return _attributes(getattr(value, "__dict__", {})), True
 
 
 def _settings(module: nn.Module) -> list[tuple[str, object]]:
     """What its weights don't say, such as a slope, a stride or a mean."""
-    own = sorted(vars(module).items())
-    return [(k, v) for k, v in own if not k.startswith("_") and k != "training"]
+    return _attributes({k: v for k, v in vars(module).items() if k not in _OF_MODULES})
+
+
+def _attributes(of: Mapping[str, object]) -> list[tuple[str, object]]:
+    """By name; private ones as far as they are values, as a mean and no cache is."""
+    return [(k, v) for k, v in sorted(of.items()) if k[:1] != "_" or _stated(v)]
+
+
+def _stated(value: object) -> bool:
+    """Whether it is a value, or made of nothing else."""
+    if isinstance(value, Mapping):
+        return all(map(_stated, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_stated, value))
+    return value is None or isinstance(value, _VALUES)
+
+
+def _names(code: CodeType) -> set[str]:
+    """That a function and those inside of it look up."""
+    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _name(value: object) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
@@ -293,6 +294,68 @@ def test_a_digest_sees_settings_that_no_weight_shows() -> None:
     assert digest(torch.tanh) != digest(torch.sigmoid)
     assert digest(Colour.RED) == digest(Colour.RED) != digest(Colour.BLUE)
     assert digest(range(2)) != digest(range(3))
+
+
+class Hidden(nn.Module):
+    """A mean in a private attribute."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self._mean = mean
+
+
+class Unsaved(nn.Module):
+    """A mean that no checkpoint has."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+
+
+class Loss:
+    """With settings in an object of their own."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = SimpleNamespace(**settings)
+
+
+SHIFT = 0.1
+
+
+def shifted(x: float) -> float:
+    return x + SHIFT
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Hidden,
+        Unsaved,
+        lambda mean: Loss(mean=mean),
+        lambda mean: Loss(means=[torch.tensor(mean)]),
+        lambda mean: SimpleNamespace(inner=SimpleNamespace(_mean=mean)),
+        lambda mean: torch.complex(torch.ones(1), torch.tensor([mean])).conj(),
+    ],
+)
+def test_a_digest_sees_values_wherever_they_are(make: Callable[[float], Any]) -> None:
+    assert digest(make(0.1)) == digest(make(0.1)) != digest(make(0.2))
+
+
+def test_a_digest_sees_globals_that_are_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = digest(shifted)
+    monkeypatch.setitem(globals(), "SHIFT", 0.2)
+    assert digest(shifted) != before
+    monkeypatch.setitem(globals(), "SHIFT", 0.1)
+    assert digest(shifted) == before
+
+
+def test_a_digest_does_not_see_what_a_trainer_goes_through() -> None:
+    data = SimpleNamespace(size=8, trainer=SimpleNamespace(loop=Loss(seen=0)))
+    before = digest(data)
+    data.trainer.loop = Loss(seen=1)
+    assert digest(data) == before
 
 
 @pytest.mark.long

@@ -124,6 +124,15 @@ class RiskLedger(Tabular):
         """What was left out while reading, one sentence each."""
         return tuple(self._warned.values())
 
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """Of these, by what rows are lost or may be wrong; known after `rows`."""
+        return tuple(
+            sentence
+            for path, sentence in self._warned.items()
+            if path == str(self._run_file.path) or _PART.fullmatch(Path(path).name)
+        )
+
     def append(
         self,
         rows: Iterable[Row],

@@ -105,14 +105,17 @@ class Limits:
     def _samples(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:
         if self.max_psnr is None:
             return
-        headline = find_headline(now)
-        if headline is None:
-            if not self.unknown_passes:
-                yield "no predicted PSNR was recorded"
+        headline, moment = find_headline(now), now.moments[-1]
+        if headline is None and not self.unknown_passes:
+            yield "no predicted PSNR was recorded"
             return
-        column = headline.column
-        predicted = column.usable_values
-        exposed = np.fmax(predicted, _reached(column, now, headline.moment))
+        column = _attacked(now, moment) if headline is None else headline.column
+        if column is None:
+            return
+        predicted = np.full(len(column.samples), math.nan)
+        if headline is not None:
+            predicted = column.usable_values
+        exposed = np.fmax(predicted, _reached(column, now, moment))
         above = exposed > self.max_psnr
         # An attack that came to less shows no safety where nothing was predicted.
         # Nor does a bound: more may be exposed than it says.
@@ -219,6 +222,12 @@ def _reached(
                 most, [at.get(sample, math.nan) for sample in column.samples]
             )
     return most
+
+
+def _attacked(now: LedgerTable, moment: Moment) -> Column | None:
+    """Those who were attacked, where nothing was predicted."""
+    columns = (conclusive_values(now, moment, kind, "psnr") for kind in KINDS)
+    return next((column for column in columns if column is not None), None)
 
 
 def at_most(status: str) -> float:

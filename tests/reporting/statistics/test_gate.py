@@ -172,3 +172,16 @@ def test_means_and_keys_of_bounds_hold_no_limit(most: str, broken: bool) -> None
     limits = Limits(at_least={"leakwatch-detail/i2f/worst": 2.0})
     assert "may be below 2" in limits.broken([error], about)[0]
     assert Limits(at_most={"leakwatch/samples/bounds": 1.0}).broken(rows) == []
+
+
+def test_attacks_count_where_nothing_was_predicted() -> None:
+    rows = [
+        Row(2, 8, sample, 0, f"audit/near/{name}", value)
+        for sample, psnr in ((10, 40.0), (11, 20.0))
+        for name, value in (("psnr", psnr), ("verdict", 1.0))
+    ]
+    assert "1 of 2 samples is above 25 dB, the worst sample 10" in broken(
+        Limits(25, unknown_passes=True), rows
+    )
+    assert broken(Limits(41, unknown_passes=True), rows) == ""
+    assert "no predicted PSNR" in broken(Limits(41), rows)

@@ -1,0 +1,69 @@
+"""``leakwatch check`` lets nothing pass that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leakwatch.cli.check import BROKEN
+from leakwatch.cli.main import main
+from leakwatch.reporting import RiskLedger, Row
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two probe steps, the first of which exposes a sample."""
+    ledger = RiskLedger(tmp_path / "run", run="demo")
+    for epoch, psnr in ((0, 40.0), (1, 20.0)):
+        ledger.append([Row(epoch, epoch, 7, 0, "i2f_psnr", psnr)])
+    return ledger.directory
+
+
+def ends_with(status: int, *options: object) -> None:
+    assert main(["check", *map(str, options)]) == status
+
+
+def test_a_limit_that_is_no_number_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--max-psnr", "--max-class-psnr", "--at-most=leakwatch/psnr/max"):
+        for value in ("nan", "inf"):
+            ends_with(2, run, f"{option}={value}")
+            assert value in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::leakwatch.reporting.LedgerWarning")
+def test_a_damaged_record_is_not_safe(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends_with(BROKEN, run, "--max-psnr=25")
+    part = run / "ledger/part-000000.csv"
+    whole = part.read_bytes()
+    for damage in (whole.replace(b"40", b"10"), whole[:20], None):
+        part.unlink() if damage is None else part.write_bytes(damage)
+        capsys.readouterr()
+        ends_with(BROKEN, run, "--max-psnr=25")
+        assert part.name in capsys.readouterr().err
+        ends_with(0, run, "--max-psnr=25", "--unknown-passes")
+        assert "all limits hold" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::leakwatch.reporting.LedgerWarning")
+def test_nor_is_one_without_its_hashes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "ledger/part-000001.csv").unlink()
+    about = run / "run.json"
+    content = json.loads(about.read_text())
+    del content["files"]["ledger/part-000001.csv"]
+    about.write_text(json.dumps(content))
+    ends_with(BROKEN, run, "--max-psnr=45")
+    assert "run.json" in capsys.readouterr().err
+
+
+def test_what_is_no_part_is_no_damage(run: Path) -> None:
+    (run / "ledger/notes.txt").write_text("")
+    with pytest.warns(match=r"notes\.txt is ignored"):
+        ends_with(0, run, "--max-psnr=45")
