@@ -26,9 +26,10 @@ class GateError(RuntimeError):
 class LeakageGate(Callback):
     """Checks what a monitor measures, at each of its probe steps.
 
-    A value without a number breaks its limit unless told otherwise, and so does a
-    training in which nothing was measured: unknown is not safe. ``leakwatch check``
-    does the same to a recorded run.
+    A value without a number breaks its limit unless told otherwise, and so do the mean
+    of a class and a log key over samples of which one has no number, and a training in
+    which nothing was measured: unknown is not safe. ``leakwatch check`` does the same
+    to a recorded run.
 
     Args:
         max_psnr: dB that no sample may exceed: neither the predicted PSNR nor, where
@@ -40,7 +41,8 @@ class LeakageGate(Callback):
         at_least: log key ↦ the lowest value allowed.
         action: what to do where a limit is broken: ``"warn"``; ``"stop"``: also end
             training, as ``EarlyStopping`` does; ``"fail"``: raise :class:`GateError`.
-        unknown: ``"fail"``: values without a number break their limit; ``"pass"``.
+        unknown: ``"fail"``: values without a number break their limit; ``"pass"``: they
+            hold it, and a mean is that of the samples with a number.
         alert: send a W&B alert where there is a W&B logger.
         monitor: name of the callback that measures.
 

@@ -32,8 +32,8 @@ def check(argv: list[str]) -> None:
         prog="leakwatch check",
         description="Check a recorded run against limits, at every probe step. Exit "
         f"status: 0 all hold, {BROKEN} one is broken, 1 or 2 nothing was checked. A "
-        "value without a number breaks its limit, and so does a damaged record: "
-        "unknown is not safe.",
+        "value without a number breaks its limit and that of its class, and so does a "
+        "damaged record: unknown is not safe.",
     )
     parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
     parser.add_argument(

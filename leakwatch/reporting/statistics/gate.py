@@ -39,7 +39,8 @@ class Limits:
         max_psnr: dB that no sample may exceed: neither the predicted PSNR nor what a
             conclusive attack achieved.
         share: of samples that may exceed it all the same, in [0, 1).
-        max_class_psnr: dB that the mean predicted PSNR of no class may exceed.
+        max_class_psnr: dB that the mean predicted PSNR of no class may exceed. That of
+            a class with a sample without a number is not known.
         at_most: log key → the highest value allowed.
         at_least: log key → the lowest value allowed.
         unknown_passes: whether a value without a number counts as held. By default
@@ -86,20 +87,20 @@ class Limits:
         if not table.moments:
             return [] if self.unknown_passes else ["nothing was measured"]
         moment = table.moments[-1]
-        now = LedgerTable((moment,), table.quantities, table.columns)
-        open_rows = [_left_open(row, quantities) for row in rows]
-        more = LedgerTable.from_rows(open_rows)
-        opened = LedgerTable((more.moments[-1],), more.quantities, more.columns)
+        rows = [row for row in rows if (row.epoch, row.step) == moment]
+        now = LedgerTable.from_rows(rows)
+        opened = [_left_open(row, quantities) for row in rows]
         found = [
             *self._samples(now, class_names),
-            *self._classes(now, opened, class_names),
+            *self._classes(now, LedgerTable.from_rows(opened), class_names),
         ]
-        if self.at_most or self.at_least:
-            scalars, furthest = (
-                log_scalars(some, quantities, class_names, prefix=prefix)
-                for some in (rows, open_rows)
-            )
-            found += self._keys(scalars, furthest)
+        for limits, sign in ((self.at_most, 1), (self.at_least, -1)):
+            if limits:
+                scalars, bounds, anything = (
+                    log_scalars(some, quantities, class_names, prefix=prefix)
+                    for some in (rows, opened, _filled(opened, sign * math.inf))
+                )
+                found += self._keys(limits, sign, scalars, bounds, anything)
         return [f"{moment_words(moment)}: {sentence}" for sentence in found]
 
     def _samples(self, now: LedgerTable, names: Sequence[str] | None) -> Iterable[str]:
@@ -144,8 +145,7 @@ class Limits:
     ) -> Iterable[str]:
         nothing = unknown & np.isnan(predicted)
         if nothing.any():
-            why = describe_counts(count_excluded(column.where(nothing)))
-            yield f"{_are(int(nothing.sum()), len(nothing))} without a number ({why})"
+            yield _missing(column.where(nothing), len(nothing))
         bounds = int((unknown & ~nothing).sum())
         if bounds:
             yield (
@@ -159,25 +159,30 @@ class Limits:
         limit = self.max_class_psnr
         if limit is None:
             return
-        headline, at_most_that = find_headline(now), find_headline(opened)
-        most = (
-            {
-                row.label: row.mean
-                for row in summarize_classes(at_most_that.column)
-                if not self.unknown_passes
-            }
-            if at_most_that
-            else {}
-        )
+        headline, furthest = find_headline(now), find_headline(opened)
         classes = [] if headline is None else summarize_classes(headline.column)
-        if not classes and not self.unknown_passes:
-            yield "no predicted PSNR of any class was recorded"
+        if headline is None or not classes:
+            if not self.unknown_passes:
+                yield "no predicted PSNR of any class was recorded"
+            return
+        column = headline.column
+        most = {
+            row.label: row.mean
+            for row in (summarize_classes(furthest.column) if furthest else ())
+        }
         for row in classes:
             label = class_label(row.label, names)
             if row.mean > limit:
                 yield f"the mean of {label} is {row.mean:.1f} dB, above {limit:g}"
-            elif math.isnan(row.mean) and not self.unknown_passes:
-                yield f"the mean of {label} is not known: {row.reason}"
+            elif self.unknown_passes:
+                continue
+            elif row.used < row.count:
+                # The mean is of the other samples: nobody knows that of the class.
+                of_it = np.array([y == row.label for y in column.labels], bool)
+                missing = _missing(column.where(of_it & ~column.usable), row.count)
+                yield f"the mean of {label} is not known: {missing}"
+            elif math.isnan(row.mean):
+                yield f"the mean of {label} is not known: infinities of both signs"
             elif most.get(row.label, row.mean) > limit:
                 yield (
                     f"the mean of {label} may be above {limit:g} dB: only a lower "
@@ -185,28 +190,43 @@ class Limits:
                 )
 
     def _keys(
-        self, scalars: Mapping[str, float], furthest: Mapping[str, float]
+        self,
+        limits: Mapping[str, float],
+        sign: int,
+        scalars: Mapping[str, float],
+        bounds: Mapping[str, float],
+        anything: Mapping[str, float],
     ) -> Iterable[str]:
-        for limits, sign, word in (
-            (self.at_most, 1, "above"),
-            (self.at_least, -1, "below"),
-        ):
-            for key, limit in limits.items():
-                value = scalars.get(key, math.nan)
-                if sign * value > sign * limit:
-                    yield f"{key} is {number(value)}, {word} {limit:g}"
-                elif math.isnan(value) and not self.unknown_passes:
-                    near = "" if key in scalars else meant(key, scalars)
-                    yield f"{key} has no number{near and '; ' + near.strip()}"
-                elif (
-                    not self.unknown_passes
-                    and key in furthest
-                    and not sign * furthest[key] <= sign * limit
+        """Keys beyond their limits, or that may be by what is only known in part.
+
+        Args:
+            limits: by key.
+            sign: +1 for the highest values allowed, -1 for the lowest.
+            scalars: by key.
+            bounds: the same with bounds at their most exposed.
+            anything: the same with what has no number as far beyond as can be.
+        """
+        word = "above" if sign > 0 else "below"
+        for key, limit in limits.items():
+            value = scalars.get(key, math.nan)
+            if sign * value > sign * limit:
+                yield f"{key} is {number(value)}, {word} {limit:g}"
+            elif self.unknown_passes:
+                continue
+            elif math.isnan(value):
+                near = "" if key in scalars else meant(key, scalars)
+                yield f"{key} has no number{near and '; ' + near.strip()}"
+            else:
+                for most, why in (
+                    (bounds, f"only a bound is known {_EXACT}"),
+                    (anything, "samples are without a number"),
                 ):
-                    yield (
-                        f"{key} is {number(value)}, and may be {word} {limit:g}: only "
-                        f"a bound is known {_EXACT}"
-                    )
+                    if not sign * most.get(key, value) <= sign * limit:
+                        yield (
+                            f"{key} is {number(value)}, and may be {word} {limit:g}: "
+                            f"{why}"
+                        )
+                        break
 
 
 def _reached(
@@ -257,6 +277,24 @@ def _left_open(row: Row, quantities: Mapping[str, Quantity] | None) -> Row:
         return replace(row, value=0.0)
     most = at_most(row.status) if about.logarithmic else math.inf
     return replace(row, value=max(row.value, most))
+
+
+def _filled(rows: Iterable[Row], value: float) -> list[Row]:
+    """The same with a value for each sample that lacks what others have."""
+    rows = list(rows)
+    known = {row.quantity for row in rows if row.usable and row.sample is not None}
+    return [
+        row
+        if row.usable or row.sample is None or row.quantity not in known
+        else replace(row, value=value, status="ok")
+        for row in rows
+    ]
+
+
+def _missing(column: Column, of: int) -> str:
+    """How many of so many samples have no number, and why."""
+    why = describe_counts(count_excluded(column))
+    return f"{_are(len(column.samples), of)} without a number ({why})"
 
 
 def _are(some: int, of: int) -> str:

@@ -76,8 +76,75 @@ def test_classes() -> None:
         "after epoch 2: the mean of dog is 30.0 dB, above 25"
     )
     assert broken(limits, step(20.0, math.nan)) == (
-        "after epoch 2: the mean of dog is not known: no usable value among 1 samples"
+        "after epoch 2: the mean of dog is not known: 1 of 1 sample is without a "
+        "number (1 failed)"
     )
+
+
+def test_a_class_with_an_unknown_sample_is_unknown() -> None:
+    # Labels 0, 1, 0, 1: one cat is known and holds the limit, the other is not known.
+    rows = step(20.0, 21.0, math.nan, 22.0)
+    assert broken(Limits(max_class_psnr=25), rows) == (
+        "after epoch 2: the mean of cat is not known: 1 of 2 samples is without a "
+        "number (1 failed)"
+    )
+    assert broken(Limits(max_class_psnr=25, unknown_passes=True), rows) == ""
+    # What is known is enough to break it, told otherwise or not.
+    for passes in (True, False):
+        limits = Limits(max_class_psnr=19.5, unknown_passes=passes)
+        assert "the mean of cat is 20.0 dB, above 19.5" in broken(limits, rows)
+    both = [
+        Row(2, 8, i, 0, "i2f_psnr", value)
+        for i, value in ((1, -math.inf), (2, math.inf))
+    ]
+    assert "cat is not known: infinities" in broken(Limits(max_class_psnr=25), both)
+
+
+@pytest.mark.parametrize(
+    ("key", "limit", "rises"),
+    [
+        ("leakwatch/psnr/worst", 25.0, True),
+        ("leakwatch/psnr/median", 20.7, True),
+        ("leakwatch/psnr/share_above_20", 0.6, True),
+        ("leakwatch/psnr/class_gap", 5.0, True),
+        ("leakwatch-class/cat/i2f_psnr", 25.0, True),
+        ("leakwatch-detail/loss/median", 20.7, True),
+        ("leakwatch-detail/loss/p05", 2.0, False),
+    ],
+)
+def test_a_key_over_unknown_samples_holds_no_limit(
+    key: str, limit: float, rises: bool
+) -> None:
+    def held(last: float, unknown_passes: bool = False) -> str:
+        rows = [
+            *step(20.0, 21.0, last),
+            *step(20.0, 21.0, last, quantity="loss"),
+            # Of no sample known: nothing stands in for it, and it for nothing.
+            *step(math.nan, math.nan, math.nan, quantity="i2f_bayes_psnr"),
+        ]
+        bounds = {key: limit}
+        limits = Limits(
+            at_most=bounds if rises else {},
+            at_least={} if rises else bounds,
+            unknown_passes=unknown_passes,
+        )
+        return broken(limits, rows)
+
+    assert held(19.0) == held(math.nan, unknown_passes=True) == ""
+    word = "above" if rises else "below"
+    said = f"and may be {word} {limit:g}: samples are without a number"
+    assert said in held(math.nan)
+
+
+def test_a_median_holds_whatever_the_unknown_sample_is() -> None:
+    rows = step(20.0, 21.0, math.nan)
+    assert broken(Limits(at_most={"leakwatch/psnr/median": 21.0}), rows) == ""
+
+
+def test_keys_that_unknown_samples_do_not_change() -> None:
+    rows = [*step(20.0, math.nan), Row(2, 8, None, None, "seconds", 3.0)]
+    keys = {"leakwatch/samples/unknown": 1.0, "leakwatch/seconds": 3.0}
+    assert broken(Limits(at_most=keys), rows) == ""
 
 
 def test_any_key() -> None:
