@@ -85,7 +85,7 @@ class WeightUpdate:
         final: w_T of each client, ``(clients, d_θ)``, which they sent back.
         labels: known labels ``(clients, N)``. How many there are of each class is what
             matters, not their order. ``None``: unknown.
-        sample_shape: of one sample, as the network takes it.
+        sample_shape: of one sample, as the network or its ``prepare`` takes it.
         samples: N of each client.
         training: the local training, if the server knows it.
         index: names the random stream of each client, so that an attack on a part of

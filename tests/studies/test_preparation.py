@@ -1,9 +1,10 @@
-"""What comes before a network is part of it: studies with ``prepare`` are those of a
-network that does it inside."""
+"""What comes before a network is part of it: studies, attacks and scores with
+``prepare`` are those of a network that does it inside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,7 +88,54 @@ def traded(net: nn.Module, **how: Any) -> Any:
     ]
 
 
-@pytest.mark.parametrize("study", [recommended, unequal, compared, traded])
+def _update() -> leakwatch.WeightUpdate:
+    """Of two clients with two samples each, who trained on prepared samples."""
+    how = leakwatch.LocalTraining(epochs=2, batch_size=2, lr=0.3)
+    x, y = samples(4)
+    w = nn.utils.parameters_to_vector(network().parameters()).detach()
+    final = []
+    for part in ([0, 1], [2, 3]):
+        net = network()
+        sgd = torch.optim.SGD(net.parameters(), lr=how.lr)
+        for _ in range(how.epochs):
+            sgd.zero_grad()
+            nn.functional.cross_entropy(net(Normalise()(x[part])), y[part]).backward()
+            sgd.step()
+        final.append(nn.utils.parameters_to_vector(net.parameters()).detach())
+    labels = y.view(2, 2).sort(1).values
+    shape = tuple(x.shape[1:])
+    return leakwatch.WeightUpdate(w, torch.stack(final), labels, shape, 2, how)
+
+
+def updates_attacked(net: nn.Module, **how: Any) -> Any:
+    known = _update()
+    return [
+        (got.images, got.loss, got.alpha, got.labels)
+        for update in (known, replace(known, labels=None))
+        for preset in ("sme", "ig-update", "dlfa")
+        for got in [
+            leakwatch.attack_update(
+                net, update, preset, steps=6, dtype=torch.float64, **how
+            )
+        ]
+    ]
+
+
+def updates_scored(net: nn.Module, **how: Any) -> Any:
+    x, y = samples(4)
+    got = leakwatch.score_update(
+        net, x.view(2, 2, *x.shape[1:]), y.view(2, 2), _update(), dtype=torch.float64,
+        **how,
+    )  # fmt: skip
+    return [got[name] for name in ("lavp_l2_max", "i2f", "joint_i2f_bayes_psnr")], (
+        got.alpha, got.similarity, got.mismatch
+    )  # fmt: skip
+
+
+STUDIES = [recommended, unequal, compared, traded, updates_attacked, updates_scored]
+
+
+@pytest.mark.parametrize("study", STUDIES)
 def test_a_preparation_is_part_of_the_network(study: Callable[..., Any]) -> None:
     expected = study(inside())
     close(study(network(), prepare=Normalise()), expected)
@@ -95,7 +143,7 @@ def test_a_preparation_is_part_of_the_network(study: Callable[..., Any]) -> None
         close(study(network()), expected)
 
 
-@pytest.mark.parametrize("study", [recommended, unequal, compared, traded])
+@pytest.mark.parametrize("study", STUDIES)
 def test_a_preparation_is_a_function(study: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="prepare must be a function prepare"):
         study(network(), prepare="normalise")

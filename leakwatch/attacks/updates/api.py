@@ -11,7 +11,8 @@ from leakwatch.attacks.result import UpdateReconstruction
 from leakwatch.attacks.start import Start, StartKind
 from leakwatch.attacks.updates import presets
 from leakwatch.attacks.updates.base import UpdateAttack
-from leakwatch.derivatives import Criterion, GradientMap
+from leakwatch.checks import check_function
+from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
 from leakwatch.weight_update import WeightUpdate
@@ -33,6 +34,7 @@ def attack_update(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     time_limit: float | None = None,
     progress: bool | Progress = False,
@@ -65,6 +67,9 @@ def attack_update(
             float64 where you can.
         criterion: ``criterion(module, x, y)`` → one loss per sample; clients train on
             the mean over a batch.
+        prepare: what became of a batch of inputs before the network got it, a
+            differentiable function; the attacker knows it, and looks for samples as
+            they went in.
         parameters: which of them are trained and shared, see
             :class:`leakwatch.derivatives.GradientMap`. Default: all that are trained.
         time_limit: seconds for the attack's steps.
@@ -78,8 +83,8 @@ def attack_update(
         The best images of each client, in any order, with α, loss and a status.
 
     Raises:
-        TypeError: if ``update`` is no :class:`leakwatch.weight_update.WeightUpdate`, or
-            numbers are of the wrong kind.
+        TypeError: if ``update`` is no :class:`leakwatch.weight_update.WeightUpdate`,
+            ``prepare`` no function, or numbers are of the wrong kind.
         ValueError: for an unknown preset or setting, an update of another network, or
             labels that are neither known nor can be counted.
 
@@ -101,11 +106,14 @@ def attack_update(
             f"with leakwatch.federated.client_updates of what clients sent."
         )
     seed = check_arguments(seed, restarts, progress)
+    check_function("prepare", prepare, "prepare(x) → network inputs")
     chosen = presets.resolve(preset, steps, overrides)
     begins = chosen.start if start is None else start
     with following(progress, "attack on updates") as told:
         return chosen.attack.run(
-            GradientMap(module, criterion, parameters=parameters, dtype=dtype),
+            GradientMap(
+                module, criterion, prepare=prepare, parameters=parameters, dtype=dtype
+            ),
             update,
             pixels=PixelScale.of(mean, std, data_range),
             start=begins if isinstance(begins, Start) else Start(begins),

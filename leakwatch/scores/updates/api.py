@@ -33,8 +33,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.checks import check_samples
-from leakwatch.derivatives import Criterion
+from leakwatch.checks import check_function, check_samples
+from leakwatch.derivatives import Criterion, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels, check_channels
 from leakwatch.scores.api import (
@@ -92,6 +92,7 @@ def score_update(
     std: Channels | None = None,
     data_range: float = 1.0,
     criterion: Criterion | None = None,
+    prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     dtype: torch.dtype = torch.float32,
     blocks: bool = True,
@@ -107,7 +108,7 @@ def score_update(
     Args:
         module: the network that the clients trained; its weights don't count, they
             come from ``update``, but its buffers and frozen weights do. Left as it was.
-        x: the clients' samples, network inputs.
+        x: the clients' samples, network inputs, or what ``prepare`` takes.
         y: their labels.
         update: w_0 and each client's w_T.
         scores: names or groups of scores, as for :func:`leakwatch.score`.
@@ -123,6 +124,8 @@ def score_update(
         std: per channel, of the normalisation.
         data_range: peak of the PSNR in pixel units.
         criterion: one loss per sample; a client's loss is their mean.
+        prepare: what became of a batch of inputs before the network got it, a
+            differentiable function; scores are of what goes into it.
         parameters: which of them the update holds, if not all that are trained.
         dtype: float32 or float64, of scores and Jacobian, whatever the module's own;
             α and the mismatch are found in float64.
@@ -139,7 +142,7 @@ def score_update(
 
     Raises:
         TypeError: if ``update`` is no :class:`WeightUpdate`, ``x`` or ``y`` no tensor,
-            ``alpha`` no number.
+            ``alpha`` no number, ``prepare`` no function.
         ValueError: for bad arguments; if samples and update don't go together. What is
             wrong with a sample is said with its client.
 
@@ -160,6 +163,7 @@ def score_update(
             f"{type(update).__name__}."
         )
     check_samples(x, y)
+    check_function("prepare", prepare, "prepare(x) → network inputs")
     mean, std = check_channels(mean, std, x.shape[1:])
     scoring = Scoring(
         scores_of_updates(scores),
@@ -168,6 +172,7 @@ def score_update(
         prior_std=prior_std,
         data_range=data_range,
         criterion=criterion,
+        prepare=prepare,
         parameters=parameters,
         dtype=dtype,
         max_memory=max_memory,
