@@ -210,7 +210,7 @@ def digest(value: object) -> str:
 def _feed(
     feed: Callable[[bytes], None], value: object, depth: int, *, inside: bool = False
 ) -> None:
-    parts: Sequence[object]
+    parts: Sequence[Any]
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         feed(f"{type(value).__name__} {value!r}\n".encode(errors="surrogatepass"))
         return
@@ -254,7 +254,7 @@ def _parts(value: object) -> tuple[Sequence[Any], bool]:
         own = (value.__code__, value.__defaults__, value.__kwdefaults__, *closed)
         read = sorted(_names(value.__code__) & value.__globals__.keys())
         stated = [(k, v) for k in read if _stated(v := value.__globals__[k])]
-        return (*own, stated), False
+        return (*own, *stated), False
     if isinstance(value, MethodType):
         return (value.__func__, value.__self__), False
     if isinstance(value, functools.partial):
@@ -264,7 +264,7 @@ def _parts(value: object) -> tuple[Sequence[Any], bool]:
         kinds = [(name, _name(part)) for name, part in value.named_modules()]
         settings = [_settings(part) for part in value.modules()]
         # With buffers that no checkpoint has.
-        held = value.state_dict() | dict(value.named_buffers())
+        held = {**value.state_dict(), **dict(value.named_buffers())}
         return (kinds, trained, held, settings), False
     if isinstance(value, type | BuiltinFunctionType):
         return (), False

@@ -252,6 +252,39 @@ def test_another_loss_is_said_once_beside_the_headline(
         assert "The gradient that training uses is not that of the criterion" in head
 
 
+class Focal(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return ((1 - (-losses).exp()) ** 2 * losses).mean()
+
+
+@pytest.mark.parametrize("module", [OneVersusRest, Focal, NormalizedInStep])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_dropout_hides_no_other_loss(
+    tmp_path: Path, module: type[Tiny], batches: int
+) -> None:
+    (said,) = cautions(
+        tmp_path,
+        module(net(drop=0.5)),
+        data=loader(n=60),
+        accumulate_grad_batches=batches,
+    )
+    assert said.startswith("the gradient that training uses is not that of the criter")
+
+
+class SometimesTurned(Tiny):
+    """Every other batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0] if batch_idx % 2 else batch[0].flip(-1)
+        return F.cross_entropy(self(x), batch[1])
+
+
+def test_equal_weights_of_classes_explain_nothing(tmp_path: Path) -> None:
+    (said,) = cautions(tmp_path, SometimesTurned(), data=loader(n=12))
+    assert said.startswith("the gradient that training uses is not that of the criter")
+
+
 def binary(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     logits: Tensor = module(x)
     target = F.one_hot(y, CLASSES).to(logits)
@@ -357,6 +390,11 @@ def test_a_constant_factor_is_said(
 ) -> None:
     (said,) = cautions(tmp_path, module(), data=loader(n=62), max_epochs=2)
     assert words in said
+
+
+def test_dropout_hides_no_factor(tmp_path: Path) -> None:
+    (said,) = cautions(tmp_path, Half(net(drop=0.5)), data=loader(n=62), max_epochs=2)
+    assert "is 0.5 times that of the criterion" in said
 
 
 @pytest.mark.parametrize(

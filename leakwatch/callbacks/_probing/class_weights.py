@@ -114,6 +114,12 @@ class ClassWeights:
         """Whether weights of classes explain all messages so far, or could."""
         return bool(self._seen)
 
+    @property
+    def equal(self) -> bool:
+        """Whether all weights are the same."""
+        found = self.weights.values()
+        return not found or max(found) - min(found) <= SAME * max(found)
+
     def add(self, training: Tensor, pieces: Sequence[Piece], rounding: float) -> bool:
         """Looks at one more message.
 

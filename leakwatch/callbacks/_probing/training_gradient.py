@@ -25,7 +25,10 @@ from leakwatch.callbacks._probing.preparation import samples_of
 from leakwatch.callbacks._recording.recorder import Warn
 from leakwatch.derivatives import GradientMap, Prepare, underlying
 from leakwatch.derivatives.runtime import SampleLoss, as_evaluated
-from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
+from leakwatch.derivatives.runtime.rng_and_precision import (
+    isolated_rng,
+    state_of_streams,
+)
 from leakwatch.status import describe_error
 
 __all__ = ["TrainingComparison", "Verdict", "inputs_differ", "verdict"]
@@ -76,15 +79,17 @@ class _Gradients:
         mean: of the batch.
         pieces: of each batch of the message, where that is asked for: the number of
             samples of each class, and what they add to some entries of the mean.
+        streams: the state in which the last batch left random streams.
     """
 
     mean: dict[int, Tensor]
     pieces: tuple[tuple[Counter[int], dict[int, dict[int, Tensor]]], ...] = ()
+    streams: bytes = b""
 
     def added(self, other: _Gradients) -> _Gradients:
         """With those of another part of a message."""
         mean = {k: g + other.mean[k] for k, g in self.mean.items() if k in other.mean}
-        return _Gradients(mean, self.pieces + other.pieces)
+        return _Gradients(mean, self.pieces + other.pieces, other.streams)
 
 
 class _NotHereError(Exception):
@@ -244,6 +249,7 @@ class TrainingComparison:
         self._looked = True  # at the gradient of this batch
         self._messages = 0
         self._ours: list[_Gradients] = []
+        self._drew: list[bool] = []  # of each way, the same numbers as training
         self._failure = ""  # of this process, until all know of it
         self._step = 0
         # Of each way, once no single factor explains training.
@@ -284,6 +290,7 @@ class TrainingComparison:
                 return
             share = 1 / max(trainer.accumulate_grad_batches, 1)
             self._last = x, y
+            self._compare_draws()
             for i, prepare in enumerate(self._ways()):
                 ours = self._gradient(trainer, module, x, y, prepare, share)
                 if i == len(self._ours):
@@ -311,12 +318,14 @@ class TrainingComparison:
         self._looked = True
         self._messages += 1
         self._step = trainer.global_step
+        self._compare_draws()
         ours, self._ours = self._ours, []
+        drew, self._drew = self._drew, []
         last, self._last = self._last, None
         if not (self._due and self._left):
             return
         try:
-            self._compare(trainer, module, optimizer, ours, last)
+            self._compare(trainer, module, optimizer, ours, drew, last)
         except _NotHereError as error:
             self._give_up(str(error))
         except Exception as error:
@@ -383,6 +392,15 @@ class TrainingComparison:
                 f"training does to them, or a ProbeSet of inputs that are prepared",
             )
 
+    def _compare_draws(self) -> None:
+        """Whether training left random streams as the criterion did, batch by batch."""
+        now = state_of_streams() if self._ours else b""
+        before = self._drew or [True] * len(self._ours)
+        self._drew = [
+            drew and ours.streams == now
+            for drew, ours in zip(before, self._ours, strict=True)
+        ]
+
     # -- gradients -------------------------------------------------------------------
 
     def _gradient(
@@ -438,7 +456,8 @@ class TrainingComparison:
                     k: _some(g, self._every).clone() for k, g in own.items()
                 }
             pieces = ((counts, parts),) if parts else ()
-            return _Gradients(of(share * values.mean(), again=False), pieces)
+            mean = of(share * values.mean(), again=False)
+            return _Gradients(mean, pieces, state_of_streams())
 
     def _compare(
         self,
@@ -446,6 +465,7 @@ class TrainingComparison:
         module: LightningModule,
         optimizer: Optimizer | None,
         ours: list[_Gradients],
+        drew: list[bool],
         last: tuple[Tensor, Tensor] | None,
     ) -> None:
         """Every process comes here at the same messages, and finds the same.
@@ -458,12 +478,14 @@ class TrainingComparison:
         parameters = [p for p in parameters if all(id(p) in g.mean for g in ours)]
         here = bool(ours and last and parameters)
         here = here and any(p.grad is not None for p in parameters)
-        told = gather(trainer, (here, self._failure))
-        failures = [why for _, why in told if why]
+        told = gather(trainer, (here, self._failure, drew))
+        failures = [why for _, why, _ in told if why]
         if failures:
             raise _NotHereError(failures[0])
-        if last is None or not all(ready for ready, _ in told):
+        if last is None or not all(ready for ready, _, _ in told):
             return
+        # Then gradients differ by nothing that was drawn.
+        same = [all(alike) for alike in zip(*(d for _, _, d in told), strict=True)]
         x, y = last
 
         def flat(gradient: dict[int, Tensor], every: int = 1) -> Tensor:
@@ -484,12 +506,12 @@ class TrainingComparison:
         full = str(trainer.precision).startswith(("32", "64"))
         rounding = _ROUNDING if full else _ROUNDING_HALF
         found = []
-        for gradient, prepare in zip(ours, self._ways(), strict=True):
+        for gradient, prepare, alike in zip(ours, self._ways(), same, strict=True):
             mean = mean_of_all(flat(gradient.mean))
             if not bool((torch.isfinite(theirs) & torch.isfinite(mean)).all()):
                 return
             one = verdict(theirs, mean, rounding, 0.0)
-            if not one.agrees or one.factor != 1:
+            if not alike and (not one.agrees or one.factor != 1):
                 share = 1 / max(trainer.accumulate_grad_batches, 1)
 
                 def apart(
@@ -566,8 +588,8 @@ class TrainingComparison:
 
     def _tell_weights(self) -> None:
         found = next((w for w in self._weights or () if w.how), None)
-        if found is None:
-            return
+        if found is None or found.equal:
+            return  # equal ones don't explain what no factor did
         self._left, self._unexplained = False, ""
         if found.how == "average":
             self._tell(

@@ -9,6 +9,7 @@ second. Both restore everything when they end, also when they end in an exceptio
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["isolated_rng", "plain_arithmetic", "seed_streams"]
+__all__ = ["isolated_rng", "plain_arithmetic", "seed_streams", "state_of_streams"]
 
 _OPERATIONS = (
     ("cuda", "matmul"),
@@ -49,6 +50,26 @@ def seed_streams(seed: int) -> None:
             generator.manual_seed(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
+
+
+def state_of_streams() -> bytes:
+    """The state of every global random stream that is in use.
+
+    Where it is the same before and after, what ran between drew nothing; where it is
+    the same after two runs from one state, they drew the same numbers.
+
+    Example:
+        >>> before = state_of_streams()
+        >>> _ = torch.rand(3)
+        >>> state_of_streams() == before
+        False
+    """
+    streams = [torch.get_rng_state()]
+    streams += torch.cuda.get_rng_state_all() if _cuda_runs() else []
+    streams += [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else []
+    numpy = np.random.get_state(legacy=False)
+    plain = [stream.cpu().numpy().tobytes() for stream in streams]
+    return pickle.dumps((random.getstate(), numpy, plain))
 
 
 @contextmanager
