@@ -166,7 +166,8 @@ def _headline(experiment: Experiment, result: Result) -> list[Entry]:
 
 
 def _words(entry: Entry) -> str:
-    said = f"{entry.row}, {entry.column}: {entry.text(signed=False).rstrip('*')}"
+    place = ", ".join(filter(None, (entry.row, entry.column, entry.part)))
+    said = f"{place}: {entry.text(signed=False).rstrip('*')}"
     if entry.low is None or entry.high is None:
         return said
     low, high = (plain(end, entry.decimals) for end in (entry.low, entry.high))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
@@ -30,6 +30,8 @@ Say = Callable[[str], object]
 
 #: What all cells are computed by: changes when old ones can't be used any more.
 _FORMAT: Final = "reproduction 1"
+# Times the accuracy of guessing, from which on a network has learnt something.
+_LEARNT: Final = 1.5
 
 
 def reproduce(
@@ -68,6 +70,9 @@ def reproduce(
     for found in pictures.values():
         say(f"{experiment.name}: {found.words}")
     lab = _trained(settings, pictures, output, n_jobs, device, say)
+    untaught = list(_untaught(settings, lab))
+    for line in untaught:
+        say(f"{experiment.name}: {line}")
     work = list(settings.cells(lab))
     store = _store(output, cells.encode, cells.decode)
     told = _Told(experiment.name, say, len(work))
@@ -91,7 +96,7 @@ def reproduce(
         },
         settings=experiment.content(scale),
         entries=summary.entries,
-        notes=summary.notes,
+        notes=(*untaught, *summary.notes),
         cells=_rows(lab.trained, outcomes),
         beside=dict(settings.beside()),
         figure=bool(summary.panels),
@@ -265,6 +270,19 @@ def _trained(
     found = run_cells(work, n_jobs=n_jobs, store=store, done=told.network)
     trained = {need.place: t for need, t in zip(needed, found, strict=True)}
     return Lab(pictures, trained)
+
+
+def _untaught(settings: Kind, lab: Lab) -> Iterator[str]:
+    """What to say of networks that training left where they were."""
+    for need in settings.needed():
+        trained, module = lab.trained[need.place], lab.data[need.data].module
+        right = trained.accuracy[trained.last]
+        if need.network.epochs and right < _LEARNT / module.num_classes:
+            yield (
+                f"{need.place} has learnt nothing in {need.network.epochs} epochs "
+                f"({100 * right:.0f} % right): read the numbers as those of its "
+                f"initialisation."
+            )
 
 
 def _store(

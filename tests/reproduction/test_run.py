@@ -104,6 +104,24 @@ def test_training_is_repeatable_and_kept_whole() -> None:
     assert back.accuracy == one.accuracy
 
 
+def test_a_network_that_learnt_nothing_is_named(tiny: Path, tmp_path: Path) -> None:
+    text = tiny.read_text("utf-8")
+    found = {}
+    for lr in (1e-9, 1e-2):
+        path = tmp_path / "other.yaml"
+        path.write_text(text.replace("epochs: 1", f"lr: {lr}\n        epochs: 10"))
+        said: list[str] = []
+        result, _ = reproduce(
+            read(path), scale="small", output=tmp_path / "out", say=said.append
+        )
+        found[lr] = [note for note in result.notes if "has learnt nothing" in note]
+        assert all(any(note in line for line in said) for note in found[lr])
+    # Of seed 1 more than 15 % are right before training too.
+    (note,) = found[1e-9]
+    assert note.startswith("linear on mnist_sample, seed 0 has learnt nothing in 10")
+    assert found[1e-2] == []
+
+
 def test_missing_data_is_said_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         reproduce(

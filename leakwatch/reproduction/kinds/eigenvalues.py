@@ -277,7 +277,7 @@ class Effort(_Rows):
                     values = whole.columns[column]
                     number = median_interval(values)
                     decimals = 0 if column == "iterations" else 2
-                    row = f"{name}, {what}"
+                    row = f"{name}, {what}" if name else what
                     entries.append(
                         Entry(
                             row, column, "", *number, n=len(values), decimals=decimals
