@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from monitor_cases import Tiny, loader, moments_of, monitor, trainer
 from test_audit import audit
 
 from leakwatch.callbacks import GateError, LeakageGate
+from leakwatch.callbacks.probe_callback import RecordingCallback
+from leakwatch.reporting import Row
 
 LOW, HIGH = -100.0, 1000.0
 
@@ -79,6 +83,31 @@ def test_unknown_is_not_safe(
         _, said = run(tmp_path, watched, gate)
         assert all(why in sentence for sentence in said)
         assert bool(said) != passes
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_mean_of_a_class_needs_all_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    rows: Any = RecordingCallback.latest_rows
+
+    def one_lost(watched: RecordingCallback) -> list[Row]:
+        found = rows.fget(watched)
+        first = min((r.sample for r in found if r.label == 0), default=None)
+        return [
+            replace(row, value=math.nan, status="failed: x")
+            if first is not None and row.sample == first
+            else row
+            for row in found
+        ]
+
+    monkeypatch.setattr(RecordingCallback, "latest_rows", property(one_lost))
+    unknown = "pass" if passes else "fail"
+    gate = LeakageGate(max_class_psnr=HIGH, unknown=unknown)
+    _, said = run(tmp_path, monitor(probes=6, at_start=False), gate)
+    assert bool(said) != passes
+    why = "the mean of class 0 is not known: 1 of 2 samples is without a number"
+    assert all(why in sentence for sentence in said)
 
 
 def test_an_audit_is_judged_by_its_name(tmp_path: Path) -> None:

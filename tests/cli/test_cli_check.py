@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,21 @@ def test_a_limit_that_is_no_number_is_refused(
         for value in ("nan", "inf"):
             ends_with(2, run, f"{option}={value}")
             assert value in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["--max-class-psnr=25", "--at-most=leakwatch/psnr/worst=25"],
+)
+def test_a_class_and_a_key_are_not_known_by_a_part_of_their_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str
+) -> None:
+    ledger = RiskLedger(tmp_path / "run", run="demo")
+    lost = Row(0, 0, 8, 0, "i2f_psnr", math.nan, "failed: out of memory")
+    ledger.append([Row(0, 0, 7, 0, "i2f_psnr", 20.0), lost])
+    ends_with(BROKEN, ledger.directory, limit)
+    assert "without a number" in capsys.readouterr().err
+    ends_with(0, ledger.directory, limit, "--unknown-passes")
 
 
 @pytest.mark.filterwarnings("ignore::leakwatch.reporting.LedgerWarning")
