@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, final
 
@@ -137,7 +138,9 @@ class GradientMap(DifferentiableNetwork):
         if default and (y.is_floating_point() or y.is_complex()):
             raise TypeError(
                 f"the default criterion needs integer class labels, got {y.dtype}; "
-                f"use y.long(), or pass a criterion for other targets."
+                f"use y.long() if these are classes; for other targets pass "
+                f"criterion=, a function of outputs and targets that returns one loss "
+                f"per sample."
             )
         if default and y.ndim != 1:
             raise ValueError(
@@ -335,6 +338,10 @@ class GradientMap(DifferentiableNetwork):
             return in_chunks(chunk, args, self.chunk(at))
 
 
+# What torch says of inputs that have another shape than a layer expects.
+_MISFIT = re.compile(r"shape|size|channels|dimension|expected.*input", re.IGNORECASE)
+
+
 def _logits_and_losses(
     network: GradientMap, x: Tensor, y: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -353,6 +360,14 @@ def _logits_and_losses(
             losses = [
                 network.sample_loss(at.shared, at.fixed, xi, yi) for xi, yi in samples
             ]
+        except RuntimeError as error:
+            if type(error) is RuntimeError and _MISFIT.search(str(error)):
+                raise ValueError(
+                    f"the network can't take inputs of shape {tuple(x.shape[1:])} each "
+                    f"({error}); give x as training gives it, (batch, channels, "
+                    f"height, width) for most networks of images."
+                ) from error
+            raise
         finally:
             handle.remove()
     return logits, losses

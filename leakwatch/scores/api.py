@@ -400,7 +400,8 @@ def score(
         gradients.note(
             f"inputs leave [0, {data_range:g}] and no mean and std were given, so "
             f"scores are in network-input units and every PSNR refers to a range of "
-            f"{data_range:g} there"
+            f"{data_range:g} there; give mean and std of the normalisation, or "
+            f"data_range=255 for bytes"
         )
     inputs = ScoreInputs(
         gradients,

@@ -32,6 +32,30 @@ class TestCheck:
         assert bool(at(self.x, y)[3].isnan().all())
         assert bool(at(self.x, y)[:3].isfinite().all())
 
+    @pytest.mark.parametrize("shape", [(28, 28), (1, 8, 8), (3, 28, 28)])
+    def test_inputs_that_do_not_fit_are_told_as_such(
+        self, shape: tuple[int, ...]
+    ) -> None:
+        net = nn.Sequential(nn.Conv2d(1, 2, 5), nn.Flatten(), nn.Linear(2 * 24**2, 3))
+        x, y = torch.rand(2, *shape), torch.tensor([0, 2])
+        with pytest.raises(ValueError, match="the network can't take inputs") as raised:
+            GradientMap(net).check(x, y)
+        assert str(shape) in str(raised.value)
+        assert "as training gives it" in str(raised.value)
+        assert isinstance(raised.value.__cause__, RuntimeError)
+
+    def test_other_errors_of_a_network_are_its_own(self) -> None:
+        class Broken(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = mlp()
+
+            def forward(self, x: Tensor) -> Tensor:
+                raise RuntimeError("no licence found")
+
+        with pytest.raises(RuntimeError, match="no licence found"):
+            GradientMap(Broken()).check(self.x, self.y)
+
     def test_softmax_at_the_end_is_noticed(self) -> None:
         torch.manual_seed(0)
         x, y = torch.rand(2, 4), torch.tensor([0, 2])
