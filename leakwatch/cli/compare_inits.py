@@ -161,7 +161,7 @@ def _measure(
         dtype=check_dtype(asked.dtype),
         index=probes.index,
         class_names=probes.class_names,
-        progress=print,
+        progress=lambda line: print(line, flush=True),
         n_jobs=options.jobs,
         keep_cells=options.cells,
     )

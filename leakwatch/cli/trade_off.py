@@ -225,7 +225,7 @@ def _measure(cli: TradeCLI, subject: Subject, options: argparse.Namespace) -> Tr
         **_assumed(asked.prior, probes),
         index=probes.index,
         class_names=probes.class_names,
-        progress=print,
+        progress=lambda line: print(line, flush=True),
         n_jobs=options.jobs,
         keep_cells=options.cells,
     )

@@ -42,6 +42,8 @@ __all__ = [
 _SIMILARITY, _PSNR = "1 − cos", "PSNR"
 # Of the grid over α.
 _POINTS: Final = 11
+# CPU seconds that evaluations must take to be timed.
+_TIMED: Final = 2.0
 
 
 @final
@@ -334,7 +336,8 @@ class UpdateCosts(_Updates):
 
     Args:
         attacks: by name; columns of the table.
-        calls: evaluations that are timed, after as many that aren't.
+        calls: evaluations that are timed, after as many that aren't; four times as
+            many, and so on, where they take under two seconds.
         ratio: two attacks: the time of the first by that of the second.
     """
 
@@ -496,6 +499,7 @@ def _cost(
         return time.process_time() - began
 
     # What is done once, before the first step and after the last, doesn't count.
-    once = seconds(calls)
-    each = max(seconds(2 * calls) - once, 1e-9) / calls
-    return Values({"hours": [100 * each * settings.count / 3600]})
+    once, more = seconds(calls), calls
+    while (took := seconds(calls + more) - once) < _TIMED and more < settings.count:
+        more *= 4  # so few take less than what is done once varies by
+    return Values({"hours": [100 * max(took, 0.0) / more * settings.count / 3600]})
