@@ -56,6 +56,11 @@ _AT_LEAST = Status(
     "without the range of pixels, which exposes more: under so little noise rounding "
     "hides what it tells; give a larger noise_std",
 )
+_FOR_OTHERS = Status(
+    "estimated",
+    "at most: the average image of the prior needs it, this one stays further below "
+    "the target",
+)
 _PERFECT = Value.without(
     "undefined", "infinite: all pixels lie at the ends of the range and are found"
 )
@@ -257,7 +262,11 @@ def noise_std_for_range_psnr(spectrum: SampleSpectrum, settings: Settings) -> Va
         here = line.predicted(found)
         gain = reached.number - here
         below = _CLOSE_DB if turn < _CLOSE_ROUNDS else _BELOW_DB
-        lowest = -math.inf if found == least.number else target - below
+        lowest = target - below
+        if found == least.number:
+            lowest = -math.inf
+            if reached.number < target - _BELOW_DB and value.status.word == "ok":
+                value = Value(found, _FOR_OTHERS)
         if lowest <= reached.number <= target:
             return value
         seen.append((here, gain))

@@ -135,6 +135,18 @@ def test_pixels_that_a_stride_skips_may_be_enough() -> None:
     assert 0 <= found.noise_std < 1e-6
 
 
+def test_a_sample_that_stays_below_the_target_says_so() -> None:
+    # Of its unseen pixels natural images tell little.
+    x, y = images_for_it(0.0), torch.arange(3)
+    found = leakwatch.recommend_noise(
+        strided(), x, y, target_psnr=20.0, check=0, prior="natural"
+    )
+    for probe in found.probes:
+        assert probe.psnr.number < 19.0
+        assert probe.needed.status.word == "estimated"
+        assert "at most" in probe.needed.status.reason
+
+
 def spectrum(
     needed: float, monkeypatch: pytest.MonkeyPatch, table: dict[int, Value]
 ) -> NoiseResponse:
