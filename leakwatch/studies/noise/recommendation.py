@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
@@ -127,6 +127,7 @@ def recommend_noise(
     prepare: Prepare | None = None,
     parameters: ParameterFilter | None = None,
     index: Sequence[int] | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> NoiseRecommendation:
     r"""Finds the smallest Gaussian noise that holds probes to a predicted PSNR.
 
@@ -172,6 +173,8 @@ def recommend_noise(
         prepare: the same; attacks of the check know it too.
         parameters: which of them are shared.
         index: data-set indices. Default: 0, 1, 2, …
+        progress: called with a line of text after the prediction and after each round
+            of attacks, such as ``print``.
 
     Returns:
         The noise with its status; never a number that a usable status does not vouch
@@ -244,10 +247,16 @@ def recommend_noise(
     }
     aim = target_psnr - (_MARGIN_DB if check else 0.0)
     first = enough(spectra, aim, share, hopeless)
+    say = progress or (lambda line: None)
+    found, attacked = "no noise is enough", min(check, len(first.held))
+    if first.held:
+        found = f"noise_std = {number(first.noise_std)}"
+    then = f"; attacks on {attacked}" if attacked else ""
+    say(f"predicted for {count(len(x), 'probe')}: {found}{then}")
     answer = _Answer(first, (), first.status)
     if first.status.usable:
         answer = _checked(
-            first, attack, target_psnr, aim, share, check, rounds, slack, hopeless
+            first, attack, target_psnr, aim, share, check, rounds, slack, hopeless, say
         )
     noise, status = answer.enough.noise_std, answer.status
     probes = [
@@ -293,6 +302,7 @@ def _checked(
     rounds: int,
     slack: float,
     hopeless: Mapping[int, Status],
+    say: Callable[[str], object],
 ) -> _Answer:
     """Attacks, and asks for more noise where they come above the target."""
     if check == 0:
@@ -300,9 +310,15 @@ def _checked(
         return _Answer(first, (), status)
     now = first
     checks: tuple[Check, ...] = ()
-    for _ in range(rounds):
+    for turn in range(1, rounds + 1):
         checks = attack.run(now.held[:check], now.noise_std)
-        over = max((c.psnr - target for c in checks if c.conclusive), default=0.0)
+        conclusive = [c.psnr - target for c in checks if c.conclusive]
+        over = max(conclusive, default=0.0)
+        best = f", the best at {target + over:.1f} dB" if conclusive else ""
+        say(
+            f"round {turn}, noise_std = {number(now.noise_std)}: {len(conclusive)} of "
+            f"{count(len(checks), 'attack')} matched{best}"
+        )
         if over <= slack:
             return _Answer(now, checks, _verdict(first, now, checks))
         aim -= over

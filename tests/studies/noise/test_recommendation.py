@@ -135,6 +135,19 @@ def test_pixels_that_a_stride_skips_may_be_enough() -> None:
     assert 0 <= found.noise_std < 1e-6
 
 
+def test_progress_is_told_after_each_round() -> None:
+    x, y = samples()
+    said: list[str] = []
+    found = leakwatch.recommend_noise(
+        network(), x, y, target_psnr=TARGET, check=1, progress=said.append
+    )
+    assert said[0].startswith("predicted for 6 probes: noise_std = ")
+    assert said[0].endswith("; attacks on 1")
+    best = max(c.psnr for c in found.checks if c.conclusive)
+    assert said[-1].startswith(f"round {len(said) - 1}, noise_std = ")
+    assert said[-1].endswith(f"2 of 2 attacks matched, the best at {best:.1f} dB")
+
+
 def test_a_sample_that_stays_below_the_target_says_so() -> None:
     # Of its unseen pixels natural images tell little.
     x, y = images_for_it(0.0), torch.arange(3)
