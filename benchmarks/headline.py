@@ -17,8 +17,8 @@ mean pixel variance; ``data`` mean and covariance of the first 2,048 training im
 ``natural`` the statistics of photographs. None of the test images is among them.
 
 Matched: the gradient is met as well as the noise allows; others show nothing. Of the
-matched, off: median of |predicted − achieved|; above: share of those more than 2 dB
-above the prediction. Predicted and achieved: medians of all. Given: off and above of
+matched ones with a prediction, off: median of |predicted − achieved|; above: share of
+those more than 2 dB above the prediction. Predicted and achieved: medians of all. Given: off and above of
 the prediction for the very δ of the attack: what is left is the model's, not luck's.
 """
 
@@ -208,8 +208,9 @@ def _print(
 ) -> None:
 
     def off_and_above(foreseen: Tensor) -> tuple[str, str]:
-        gap = (achieved - foreseen)[matched]
-        if len(gap) == 0 or bool(gap.isnan().any()):
+        # Where nothing was predicted there is nothing to be off.
+        gap = (achieved - foreseen)[matched & ~foreseen.isnan()]
+        if len(gap) == 0:
             return "–", "–"
         above = 100 * float((gap > 2).double().mean())
         return f"{float(gap.abs().median()):.2f}", f"{above:.0f} %"
