@@ -11,6 +11,7 @@ import numpy as np
 
 from leakwatch.reporting.ledger.table import LedgerTable
 from leakwatch.reporting.message import UPDATE
+from leakwatch.reporting.noise_call import noise_call
 from leakwatch.reporting.quantities import LAYERS
 from leakwatch.reporting.run_facts import RunFacts
 from leakwatch.reporting.statistics.achieved import (
@@ -211,8 +212,6 @@ def _next(
     facts: RunFacts,
     metadata: Mapping[str, Any],
 ) -> Iterable[str]:
-    config = metadata.get("config")
-    config = config if isinstance(config, Mapping) else {}
     worst = headline.summary.worst
     bound = headline.summary.bounds > 0
     if bound and not worst > HARDLY_BELOW:
@@ -231,7 +230,7 @@ def _next(
             "to an update, only an audit of noisy updates shows."
         )
     else:
-        yield _noise(everything, headline, config)
+        yield from _noise(everything, headline, metadata)
     shares = {
         name.removeprefix(LAYERS): summarize(column, 1).median
         for name, column in everything.at(headline.moment).items()
@@ -250,26 +249,33 @@ def _next(
 
 
 def _noise(
-    everything: LedgerTable, headline: Headline, config: Mapping[str, Any]
-) -> str:
-    target = config.get("target_psnr", 20.0)
+    everything: LedgerTable, headline: Headline, metadata: Mapping[str, Any]
+) -> Iterable[str]:
+    config = metadata.get("config")
+    target = config.get("target_psnr", 20.0) if isinstance(config, Mapping) else 20.0
+    call = noise_call(metadata, target)
     for name in _NOISE:
         column = everything.columns.get((headline.moment, name))
         summary = None if column is None else summarize(column, 1)
         if summary is not None and summary.used:
-            some = "" if summary.used == summary.count else f" {summary.used} of them"
+            some = "all samples"
+            if summary.used < summary.count:
+                some = f"{summary.used} of {count(summary.count, 'sample')}"
             least_noise = least(number(summary.worst), summary.bounds > 0)
-            return (
-                f"Noise of standard deviation {least_noise} on each entry of "
-                f"the gradient would hold{some or ' all samples'} at {target:g} dB by "
-                "prediction; leakwatch.recommend_noise checks it by attacks."
+            yield (
+                f"Noise of standard deviation {least_noise} on each entry of the "
+                f"gradient would keep {some} below {target:g} dB by prediction; "
+                f"{call} checks it by attacks."
             )
-    recorded = "noise_std_for_psnr"
-    if headline.quantity == "i2f_range_psnr":
-        recorded = "noise_std_for_range_psnr"
-    return (
-        f"Which noise would hold {target:g} dB was not recorded: "
-        f"leakwatch.recommend_noise(net, x, y, target_psnr={target:g}) finds it and "
-        f"checks it by attacks; '{recorded}' among the monitor's scores= shows it "
-        "here."
-    )
+            break
+    else:
+        recorded = "noise_std_for_psnr"
+        if headline.quantity == "i2f_range_psnr":
+            recorded = "noise_std_for_range_psnr"
+        yield (
+            f"Which noise keeps predictions below {target:g} dB was not recorded: "
+            f"{call} finds it and checks it by attacks; '{recorded}' among the "
+            "monitor's scores= shows it here."
+        )
+    if "images" in call:
+        yield "There, images are samples of the data set in pixel units, as a tensor."

@@ -89,7 +89,7 @@ def test_the_noise_that_was_recorded_is_named() -> None:
     noise = probe(1, 0.03, 0.02, name="noise_std_for_psnr")
     said = answers(*probe(1, 30.0, 20.0), *noise, target_psnr=18.0)["What"]
     assert said.startswith("Noise of standard deviation 0.0300 on each entry")
-    assert "would hold all samples at 18 dB by prediction" in said
+    assert "would keep all samples below 18 dB by prediction" in said
     said = answers(*probe(1, 30.0, 20.0))["What"]
     assert "leakwatch.recommend_noise(net, x, y, target_psnr=20)" in said
 
