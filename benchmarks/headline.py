@@ -18,8 +18,9 @@ mean pixel variance; ``data`` mean and covariance of the first 2,048 training im
 
 Matched: the gradient is met as well as the noise allows; others show nothing. Of the
 matched ones with a prediction, off: median of |predicted − achieved|; above: share of
-those more than 2 dB above the prediction. Predicted and achieved: medians of all. Given: off and above of
-the prediction for the very δ of the attack: what is left is the model's, not luck's.
+those more than 2 dB above the prediction. Predicted and achieved: medians of all.
+Given: off and above of the prediction for the very δ of the attack: what is left is
+the model's, not luck's.
 """
 
 from __future__ import annotations
