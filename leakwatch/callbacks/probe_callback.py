@@ -303,6 +303,8 @@ class RecordingCallback(Placed, Probing):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Writes the report about what was recorded until training broke off."""
+        if self._session is not None:
+            self._session.broke_off(trainer, exception)
         self._finish(trainer)
 
     # -- state ---------------------------------------------------------------------

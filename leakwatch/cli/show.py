@@ -92,8 +92,16 @@ def compare(argv: list[str]) -> None:
             [
                 run.label,
                 str(run.headline.moment.epoch),
-                sign_of_bound(decibels(summary.median), run.bound),
-                sign_of_bound(decibels(summary.worst), run.bound),
+                sign_of_bound(
+                    decibels(summary.median),
+                    run.bound,
+                    estimated=summary.median_estimated,
+                ),
+                sign_of_bound(
+                    decibels(summary.worst),
+                    run.bound,
+                    estimated=summary.worst_estimated,
+                ),
                 sign_of_bound(
                     f"{run.headline.clearly} of {summary.used}",
                     run.bound and run.headline.clearly < summary.used,

@@ -67,8 +67,8 @@ def run_table(
         summary = summarize(column, sign=1)
         cells = [
             str(moment.epoch),
-            _decibels(summary.median, summary.bounds > 0),
-            _decibels(summary.worst, summary.bounds > 0),
+            _decibels(summary.median, summary.bounds > 0, summary.median_estimated),
+            _decibels(summary.worst, summary.bounds > 0, summary.worst_estimated),
             _worst(summary, column, names),
         ]
         cells += [_achieved(table, moment, kind) for kind, _ in attacks]
@@ -124,8 +124,13 @@ def score_table(run: str | Path) -> str:
         lines.append(
             [
                 quantity,
-                _number(summary.median, summary.bounds > 0, described.sign),
-                _number(summary.worst, summary.bounds > 0, described.sign),
+                *(
+                    _number(value, summary.bounds > 0, described.sign, estimated)
+                    for value, estimated in (
+                        (summary.median, summary.median_estimated),
+                        (summary.worst, summary.worst_estimated),
+                    )
+                ),
                 _worst(summary, column, names),
                 _excluded(summary) if summary.excluded else "",
             ]
@@ -166,12 +171,16 @@ def _unclear(table: LedgerTable, kinds: Sequence[str]) -> list[str]:
     ]
 
 
-def _decibels(value: float, bound: bool = False) -> str:
-    return _MISSING if math.isnan(value) else sign_of_bound(f"{value:.1f}", bound)
+def _decibels(value: float, bound: bool = False, estimated: bool = False) -> str:
+    if math.isnan(value):
+        return _MISSING
+    return sign_of_bound(f"{value:.1f}", bound, estimated=estimated)
 
 
-def _number(value: float, bound: bool, sign: int) -> str:
-    return _MISSING if math.isnan(value) else sign_of_bound(number(value), bound, sign)
+def _number(value: float, bound: bool, sign: int, estimated: bool) -> str:
+    if math.isnan(value):
+        return _MISSING
+    return sign_of_bound(number(value), bound, sign, estimated=estimated)
 
 
 def _worst(summary: Summary, column: Column, names: Sequence[str] | None) -> str:

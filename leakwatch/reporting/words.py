@@ -47,30 +47,37 @@ NO_RANKS: Final = (
 )
 
 
-def least(text: str, bound: bool) -> str:
-    """Say of a bound that exposure is at least that.
+def least(text: str, bound: bool, estimated: bool = False) -> str:
+    """Say of a bound that exposure is at least that, and mark an estimate.
 
     Example:
-        >>> least("21.3 dB", True), least("21.3 dB", False)
-        ('at least 21.3 dB', '21.3 dB')
+        >>> least("21.3 dB", True), least("21.3 dB", False, estimated=True)
+        ('at least 21.3 dB', '≈ 21.3 dB')
     """
-    return f"at least {text}" if bound else text
+    if bound:
+        return f"at least {text}"
+    return f"≈ {text}" if estimated else text
 
 
-def sign_of_bound(text: str, bound: bool, sign: int = 1) -> str:
+def sign_of_bound(
+    text: str, bound: bool, sign: int = 1, *, estimated: bool = False
+) -> str:
     """The same in a table.
 
     Args:
         text: The number.
         bound: Whether it is one.
         sign: +1 if a higher number is more exposed, −1 if less, 0 if not known.
+        estimated: Whether it is an estimate.
 
     Example:
         >>> sign_of_bound("21.3", True), sign_of_bound("0.2", True, -1)
         ('≥ 21.3', '≤ 0.2')
+        >>> sign_of_bound("21.3", False, estimated=True)
+        '≈ 21.3'
     """
-    relation = {1: "≥", -1: "≤"}.get(sign, "≈")
-    return f"{relation} {text}" if bound else text
+    relation = {1: "≥", -1: "≤"}.get(sign, "≈") if bound else "≈"
+    return f"{relation} {text}" if bound or estimated else text
 
 
 def psnr_level(psnr: float) -> str:

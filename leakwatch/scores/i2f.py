@@ -19,7 +19,7 @@ from torch import Tensor
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.norms import root
 from leakwatch.scores.registry import scored
-from leakwatch.scores.result import Value
+from leakwatch.scores.result import Value, changed_by
 from leakwatch.scores.settings import Settings
 
 _i2f = functools.partial(scored, "i2f")
@@ -173,12 +173,16 @@ def psnr(error: Value, d_x: int, data_range: float) -> Value:
         data_range: peak value.
 
     Returns:
-        20 log10(range · √d_x / error) with the status of the error; an error of zero
-        is undefined rather than infinite.
+        20 log10(range · √d_x / error) with the status of the error, which says in dB
+        what rounding may have changed; an error of zero is undefined rather than
+        infinite.
 
     Example:
         >>> psnr(Value(2.8), 784, 1.0).number
         20.0
+        >>> from leakwatch.scores.result import judged
+        >>> print(psnr(judged(2.8, 1.6, 4.8, "x"), 784, 1.0).status.reason)
+        rounding may have changed it by up to 4.9 dB; compute with dtype=torch.float64
     """
     if not error.status.usable:
         return Value(math.nan, error.status)
@@ -186,9 +190,13 @@ def psnr(error: Value, d_x: int, data_range: float) -> Value:
         return Value.without(
             "undefined", "infinite: the predicted error is zero, a perfect recovery"
         )
-    return Value(
-        20 * math.log10(data_range * math.sqrt(d_x) / error.number), error.status
-    )
+    number = 20 * math.log10(data_range * math.sqrt(d_x) / error.number)
+    if error.ends is None:
+        return Value(number, error.status)
+    if error.ends[0] <= 0:
+        return Value(number, changed_by("the whole of the error"))
+    changed = max(abs(20 * math.log10(end / error.number)) for end in error.ends)
+    return Value(number, changed_by(f"{changed:.1f} dB"))
 
 
 def _ratio(

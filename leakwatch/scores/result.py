@@ -19,15 +19,24 @@ ACCURATE: Final = 0.1
 USABLE: Final = 1.0
 # The middle of [0, x] is within 100 % of itself whatever x is.
 _WIDEST: Final = 0.5
+_DOUBLE: Final = "compute with dtype=torch.float64"
 #: What to do about a number for which the products did not suffice.
 REMEDY: Final = "raise products, or use solver='exact' if d_x allows"
 
 
 class Value(NamedTuple):
-    """One number about one sample, and what it is worth."""
+    """One number about one sample, and what it is worth.
+
+    Attributes:
+        number: the number.
+        status: what it is worth.
+        ends: the least and the most that rounding may have made of it, where that is
+            what the status says.
+    """
 
     number: float
     status: Status = OK
+    ends: tuple[float, float] | None = None
 
     @classmethod
     def without(cls, word: str, reason: str) -> Value:
@@ -96,21 +105,24 @@ def judged(number: float, low: float, high: float, what: str) -> Value:
     gap = max(high - number, number - low)
     if gap <= ACCURATE * abs(number):
         return Value(number)
-    remedy = "compute with dtype=torch.float64"
     if gap <= USABLE * abs(number):
         percent = 100 * gap / abs(number)
-        return Value(
-            number,
-            Status(
-                "estimated",
-                f"rounding may have changed it by up to {percent:.0f} %; {remedy}",
-            ),
-        )
+        return Value(number, changed_by(f"{percent:.0f} %"), (low, high))
     return Value.without(
         "unresolved",
-        f"{what} can't be told from zero in this arithmetic; {remedy}, and if that "
+        f"{what} can't be told from zero in this arithmetic; {_DOUBLE}, and if that "
         f"says the same, the gradient does not show those directions at all",
     )
+
+
+def changed_by(amount: str) -> Status:
+    """What a number is worth that rounding may have changed by so much.
+
+    Args:
+        amount: with its unit, which is the number's own, or percent of the number.
+    """
+    reason = f"rounding may have changed it by up to {amount}; {_DOUBLE}"
+    return Status("estimated", reason)
 
 
 def _same(number: float) -> float:

@@ -261,7 +261,8 @@ def test_an_interrupt_passes_and_the_record_is_kept(
     finally:
         signal.signal(signal.SIGINT, handler)
     assert moments_of(watched) == [(0, 0), (1, 6)]
-    assert (tmp_path / "leakwatch-run" / "report.html").is_file()
+    page = (tmp_path / "leakwatch-run" / "report.html").read_text("utf-8")
+    assert "Training was interrupted in epoch 2, after step 12: nothing later" in page
     assert watched._session is None
 
 
@@ -275,7 +276,9 @@ def test_an_exception_of_the_training_itself(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError, match="not ours"):
         fit(tmp_path, watched, module=Breaks, max_epochs=5)
     assert moments_of(watched) == [(0, 0), (1, 6)]
-    assert (tmp_path / "leakwatch-run" / "report.html").is_file()
+    page = (tmp_path / "leakwatch-run" / "report.html").read_text("utf-8")
+    assert "Training broke off with ArithmeticError in epoch 2, after step 6" in page
+    assert "not ours" not in page
 
 
 def test_an_exception_before_the_monitor_started(tmp_path: Path) -> None:

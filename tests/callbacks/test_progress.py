@@ -28,7 +28,10 @@ def test_lines_are_seldom_and_say_the_time_left() -> None:
     ]
     now[0] += 100
     lines("attack", 1, 500)  # 110 s after the last that was told
-    assert said[-1] == "epoch 3: attack, 1 of 500, about 15.2 h left"
+    assert said[-1] == "epoch 3: attack, 1 of 500"
+    now[0] += 50
+    lines("attack", 6, 500)  # five in 50 s, whatever the first took
+    assert said[-1] == "epoch 3: attack, 6 of 500, about 82 min left"
 
 
 def test_a_listener_that_fails_is_not_asked_again() -> None:

@@ -905,7 +905,8 @@ def test_compare_puts_the_most_exposed_and_the_unknown_first(
     for name, value in (("low", 12.0), ("high", 30.0), ("none", math.nan)):
         status = "failed: x" if math.isnan(value) else "ok"
         ledger = RiskLedger(tmp_path / name)
-        ledger.append([Row(0, 0, 5, 0, "i2f_psnr", value, status)])
+        epoch = int(name == "high")
+        ledger.append([Row(epoch, epoch, 5, 0, "i2f_psnr", value, status)])
         ledger.write_metadata({"config": {"noise_std": 0.1 * (name == "low")}})
     runs = [str(tmp_path / name) for name in ("low", "high", "none")]
     assert main(["compare", *runs]) == 0
@@ -918,7 +919,7 @@ def test_compare_puts_the_most_exposed_and_the_unknown_first(
     ]
     assert "30.0 dB" in lines[2]
     assert "not known" in lines[1]
-    assert lines[-1] == "read with care: these runs differ in noise_std"
+    assert lines[-1] == "read with care: these runs differ in epoch, noise_std"
     page = tmp_path / "runs.html"
     assert main(["compare", *runs, "--html", str(page)]) == 0
     assert capsys.readouterr().out.endswith(f"page: {page}\n")

@@ -20,6 +20,8 @@ from leakwatch.scores import (
     resolve,
     score,
 )
+from leakwatch.scores.i2f import psnr
+from leakwatch.scores.result import Value, judged
 from leakwatch.scores.settings import UNIFORM_STD
 from leakwatch.status import STATUS_WORDS
 
@@ -303,6 +305,19 @@ def test_just_above_the_floor_the_error_is_stated() -> None:
     actual = abs(coarse["lavp_l2_min"][0] / fine["lavp_l2_min"][0] - 1)
     assert 100 * float(actual) <= percent
     assert words(coarse, 0)["i2f"] in ("ok", "estimated")
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.6, 3.0), (2.7, 4.8)])
+def test_what_rounding_changed_of_decibels_is_said_in_decibels(
+    low: float, high: float
+) -> None:
+    found = psnr(judged(2.8, low, high, "x"), 784, 1.0)
+    ends = [psnr(Value(end), 784, 1.0).number for end in (low, high)]
+    most = max(abs(end - found.number) for end in ends)
+    assert found.status.word == "estimated"
+    assert f"by up to {most:.1f} dB;" in found.status.reason
+    whole = psnr(judged(2.8, 0.0, 3.0, "x"), 784, 1.0)
+    assert "by up to the whole of the error" in whole.status.reason
 
 
 def test_rank_deficient_in_any_precision() -> None:

@@ -86,7 +86,8 @@ def advice(
     fewer = int(probes * allowed * every * training / cost)
     if fewer >= 1:
         ways.append(f"probes={fewer}")
-    takes = f"watching takes {100 * share:.0f} % of training"
+    percent = f"{100 * share:.0f} %"
+    takes = f"watching takes {percent} of the time from one probe step to the next"
     if not ways:
-        return f"{takes}, whose epochs are short; precision='dashboard' takes less"
+        return f"{takes}, since epochs are short; precision='dashboard' takes less"
     return f"{takes}; {' or '.join(ways)} would bring it under 5 %"

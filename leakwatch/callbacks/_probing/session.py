@@ -216,6 +216,22 @@ class ProbeSession:
                 "offer", f"its values can't be monitored: {describe_error(error)}"
             )
 
+    def broke_off(self, trainer: Trainer, exception: BaseException) -> None:
+        """Says in the report that training did not end by itself.
+
+        Args:
+            trainer: the trainer.
+            exception: what ended it, of which the kind alone is told.
+        """
+        how = f"broke off with {type(exception).__name__}"
+        if isinstance(exception, KeyboardInterrupt):
+            how = "was interrupted"
+        if self._recorder is not None:
+            self._recorder.say_beside(
+                f"training {how} in epoch {trainer.current_epoch + 1}, after step "
+                f"{trainer.global_step}: nothing later is recorded"
+            )
+
     def finish(self, trainer: Trainer) -> None:
         """Writes the report about everything recorded so far."""
         self._progress.elapsed = self.elapsed

@@ -55,21 +55,29 @@ class Lines:
         self._every = _SELDOM if every is None else every
         self._clock = clock
         self._what = ""
-        self._began = self._said = self._last = clock()
+        self._first: tuple[int, float] | None = None
+        self._said = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Prints a line if it is time."""
         now = self._clock()
         if what != self._what:
-            # It began when the one before ended: who tells has done a part already.
-            self._what, self._began = what, self._last
-        self._last = now
+            self._what, self._first = what, None
+        if self._first is None and done > 0:
+            self._first = done, now
         if now - self._said < self._every or not 0 < done < total:
             return
         self._said = now
-        spent = now - self._began
-        left = f", about {_duration(spent / done * (total - done))} left"
-        self._say(f"{self._title}: {what}, {done} of {total}{left if spent else ''}")
+        left = self._left(done, total, now)
+        self._say(f"{self._title}: {what}, {done} of {total}{left}")
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        """The time left at the pace after the first item, with its work for all."""
+        first, since = self._first or (done, now)
+        if done <= first or now <= since:
+            return ""
+        left = (now - since) / (done - first) * (total - done)
+        return f", about {_duration(left)} left"
 
     def close(self) -> None:
         """Nothing stays open."""

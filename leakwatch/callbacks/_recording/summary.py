@@ -15,7 +15,7 @@ from leakwatch.reporting import (
     without_layers,
 )
 from leakwatch.reporting.quantities import HEADLINES, knows
-from leakwatch.reporting.words import least
+from leakwatch.reporting.words import decibels, least
 
 __all__ = ["logged", "scalars_of", "sentence", "time_fraction"]
 
@@ -104,8 +104,8 @@ def sentence(
         if summary.used:
             noise = "" if noise_std is None else f" at noise_std={noise_std:g}"
             bound = summary.bounds > 0
-            median = least(f"{summary.median:.1f} dB", bound)
-            worst = least(f"{summary.worst:.1f} dB", bound)
+            median = least(decibels(summary.median), bound, summary.median_estimated)
+            worst = least(decibels(summary.worst), bound, summary.worst_estimated)
             return (
                 f"{start} predicted PSNR of an attacker who {knows(name, prior)}"
                 f"{noise}: {median} median, {worst} for the worst sample "

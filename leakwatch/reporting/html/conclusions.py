@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from leakwatch.reporting.ledger.table import LedgerTable
+from leakwatch.reporting.ledger.table import LedgerTable, LedgerValue
 from leakwatch.reporting.message import UPDATE
 from leakwatch.reporting.noise_call import noise_call
 from leakwatch.reporting.quantities import LAYERS
@@ -87,10 +87,11 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
     if sample is not None:
         label = column.labels[column.samples.index(sample)]
         of_class = "" if label is None else f" ({facts.class_label(label)})"
-        own = column.at(sample).bound
+        own = column.at(sample)
         yield (
-            f"Sample #{sample}{of_class}: {least(decibels(summary.worst), own)}, "
-            f"{psnr_words(summary.worst, own)}."
+            f"Sample #{sample}{of_class}: "
+            f"{least(decibels(own.value), own.bound, own.estimated)}, "
+            f"{psnr_words(own.value, own.bound)}{_risen(own, headline.worst_before)}."
         )
     if summary.bounds:
         yield f"Another may be worse off, since {NO_RANKS}."
@@ -100,8 +101,9 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
         low = min(means, key=lambda row: row.mean)
         yield (
             f"Of classes, {facts.class_label(high.label)} is worst off: "
-            f"{decibels(high.mean)} on average, {facts.class_label(low.label)} has "
-            f"{decibels(low.mean)}."
+            f"{least(decibels(high.mean), False, high.estimated)} on average, "
+            f"{facts.class_label(low.label)} has "
+            f"{least(decibels(low.mean), False, low.estimated)}."
         )
     if math.isfinite(headline.change):
         changed = _changed(headline.change)
@@ -118,8 +120,21 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
     if headline.peak_moment is not None and headline.peak > summary.worst + _NOTICED:
         yield (
             f"The worst moment was {moment_words(headline.peak_moment)}, with "
-            f"{least(decibels(headline.peak), headline.peak_bound)}."
+            + least(
+                decibels(headline.peak), headline.peak_bound, headline.peak_estimated
+            )
+            + "."
         )
+
+
+def _risen(now: LedgerValue, before: LedgerValue | None) -> str:
+    """Say what became of a sample since the first probe; empty with one probe."""
+    if before is None:
+        return ""
+    if not before.usable:
+        return "; what it was at the first probe is not known"
+    shown = ", as far as bounds show," if now.bound or before.bound else ""
+    return f"; it {_changed(now.value - before.value)}{shown} since the first probe"
 
 
 def _changed(change: float) -> str:
@@ -136,7 +151,8 @@ def _above(headline: Headline) -> Iterable[str]:
     yield f"At least {said}" if more else said
     unknown = summary.count - summary.used
     if unknown:
-        yield f"{unknown} more have no number, which is not safe."
+        has = "has" if unknown == 1 else "have"
+        yield f"{unknown} more {has} no number, which is not safe."
 
 
 def _bounds(headline: Headline) -> Iterable[str]:
@@ -261,7 +277,9 @@ def _noise(
             some = "all samples"
             if summary.used < summary.count:
                 some = f"{summary.used} of {count(summary.count, 'sample')}"
-            least_noise = least(number(summary.worst), summary.bounds > 0)
+            least_noise = least(
+                number(summary.worst), summary.bounds > 0, summary.worst_estimated
+            )
             yield (
                 f"Noise of standard deviation {least_noise} on each entry of the "
                 f"gradient would keep {some} below {target:g} dB by prediction; "

@@ -178,7 +178,7 @@ def _about_line(table: LedgerTable, metadata: Mapping[str, Any], run: str) -> st
         if classes
         else "",
         count(len(table.moments), "probe") if table.moments else "no probes yet",
-        f"the last {moment_words(table.moments[-1])}" if table.moments else "",
+        f"the latest: {moment_words(table.moments[-1])}" if table.moments else "",
         f"started {_date(metadata['created'])}" if metadata.get("created") else "",
     ]
     return " · ".join(filter(None, parts))

@@ -151,8 +151,10 @@ def _words(run: RecordedRun) -> str:
     assert run.headline is not None
     summary = run.headline.summary
     return (
-        f"{least(decibels(summary.worst), run.bound)} predicted for its most exposed "
-        f"sample, {least(decibels(summary.median), run.bound)} for the typical one"
+        f"{least(decibels(summary.worst), run.bound, summary.worst_estimated)} "
+        "predicted for its most exposed sample, "
+        f"{least(decibels(summary.median), run.bound, summary.median_estimated)} "
+        "for the typical one"
     )
 
 
@@ -167,8 +169,8 @@ def _row(run: RecordedRun, folder: Path) -> RunRow:
     if headline is not None:
         summary = headline.summary
         cells = (
-            _decibels(summary.worst, run.bound),
-            _decibels(summary.median, run.bound),
+            _decibels(summary.worst, run.bound, summary.worst_estimated),
+            _decibels(summary.median, run.bound, summary.median_estimated),
             _change(headline.change, headline.probes),
             NumberCell(
                 sign_of_bound(
@@ -196,10 +198,10 @@ def _row(run: RecordedRun, folder: Path) -> RunRow:
     )
 
 
-def _decibels(value: float, bound: bool) -> NumberCell:
+def _decibels(value: float, bound: bool, estimated: bool) -> NumberCell:
     if math.isnan(value):
         return _UNKNOWN
-    text = sign_of_bound(decibels(value), bound)
+    text = sign_of_bound(decibels(value), bound, estimated=estimated)
     return NumberCell(text, sort=sort_key(value), level=psnr_level(value))
 
 
@@ -250,7 +252,7 @@ def _samples(runs: Sequence[RecordedRun]) -> list[SampleRow]:
                 first.facts.class_label(labels[sample]),
                 data_uri(thumbnail(pixels[sample], 48)) if shown else "",
                 tuple(
-                    _decibels(v.value if v.usable else math.nan, v.bound)
+                    _decibels(v.value if v.usable else math.nan, v.bound, v.estimated)
                     for v in values
                 ),
             )

@@ -148,12 +148,10 @@ def _cell(quantity: Quantity, recorded: LedgerValue) -> NumberCell:
     text = number(value)
     if headline and math.isfinite(value):
         text = f"{value:.1f}".replace("-", "−")
-    if recorded.bound:
-        text = sign_of_bound(text, True, quantity.sign)
-    elif status_word(status) == "estimated":
-        text = f"≈ {text}"
     return NumberCell(
-        text=text,
+        text=sign_of_bound(
+            text, recorded.bound, quantity.sign, estimated=recorded.estimated
+        ),
         sort=sort_key(value),
         about=f"{value!r}, {status}",
         level=psnr_level(value) if headline else "",

@@ -80,13 +80,13 @@ def make_lead(table: LedgerTable, headline: Headline | None, facts: RunFacts) ->
         assumed=noise_words(facts.noise_std, facts.message),
         exposing=facts.message.exposing,
         knows=knows(headline.quantity, facts.prior),
-        worst=_rated(summary.worst, summary.bounds > 0),
-        median=_rated(summary.median, summary.bounds > 0),
+        worst=_rated(summary.worst, summary.bounds > 0, summary.worst_estimated),
+        median=_rated(summary.median, summary.bounds > 0, summary.median_estimated),
     )
 
 
-def _rated(psnr: float, bound: bool) -> Rated:
-    text = f"{least(decibels(psnr), bound)}: {psnr_words(psnr, bound)}"
+def _rated(psnr: float, bound: bool, estimated: bool) -> Rated:
+    text = f"{least(decibels(psnr), bound, estimated)}: {psnr_words(psnr, bound)}"
     return Rated(text, psnr_level(psnr))
 
 
@@ -127,14 +127,14 @@ def _predicted(
     cards = [
         Card(
             "Most exposed sample",
-            least(decibels(summary.worst), bound),
+            least(decibels(summary.worst), bound, summary.worst_estimated),
             about,
             psnr_level(summary.worst),
             picture,
         ),
         Card(
             "Typical sample (median)",
-            least(decibels(summary.median), bound),
+            least(decibels(summary.median), bound, summary.median_estimated),
             f"predicted PSNR; {change}",
             psnr_level(summary.median),
         ),
@@ -150,7 +150,9 @@ def _predicted(
         when = moment_words(headline.peak_moment)
         words = f"highest predicted PSNR of any sample, {when}"
         level = psnr_level(headline.peak)
-        peak = least(decibels(headline.peak), headline.peak_bound)
+        peak = least(
+            decibels(headline.peak), headline.peak_bound, headline.peak_estimated
+        )
         cards.append(Card("Worst moment", peak, words, level))
     return cards
 
@@ -163,7 +165,7 @@ def _cost(table: LedgerTable) -> list[Card]:
     shares = [row.value for row in fractions if row.usable]
     total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
     if shares:
-        total = f"of training time; {total}"
+        total = f"of all time since training began, preparation included; {total}"
         return [Card("Cost of watching", f"{shares[-1]:.1%}", total)]
     share = "share of training not recorded"
     if fractions and status_word(fractions[-1].status) == "undefined":
@@ -254,21 +256,15 @@ def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
         ),
         dots=tuple(
             Dot(
-                place(value),
+                place(one.value),
                 12 + 11 * (turn % 3),
                 f"#{sample}, {facts.class_label(label)}: "
-                f"{least(decibels(value), bound)}",
+                f"{least(decibels(one.value), one.bound, one.estimated)}",
             )
-            for turn, (value, sample, label, bound) in enumerate(
-                zip(
-                    values.tolist(),
-                    column.samples,
-                    column.labels,
-                    column.bounds.tolist(),
-                    strict=True,
-                )
+            for turn, (one, sample, label) in enumerate(
+                zip(column, column.samples, column.labels, strict=True)
             )
-            if not math.isnan(value)
+            if one.usable
         ),
         median=place(headline.summary.median),
         bounds=headline.summary.bounds,

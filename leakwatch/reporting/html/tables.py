@@ -126,8 +126,16 @@ def _class_means(ledger: LedgerTable, facts: RunFacts, lead: str) -> ClassMeans 
             ClassRow(
                 facts.class_label(row.label),
                 NumberCell(f"{row.used} of {row.count}", sort=str(row.used)),
-                _number_cell(row.mean, row.reason, row.bounds > 0, quantity.sign),
-                _number_cell(row.median, row.reason, row.bounds > 0, quantity.sign),
+                *(
+                    _number_cell(
+                        value,
+                        row.reason,
+                        row.bounds > 0,
+                        quantity.sign,
+                        estimated=row.estimated,
+                    )
+                    for value in (row.mean, row.median)
+                ),
             )
             for row in classes
         ),
@@ -168,10 +176,15 @@ def _spreads(ledger: LedgerTable, facts: RunFacts, lead: str) -> tuple[SpreadRow
 
 
 def _number_cell(
-    value: float, reason: str, bound: bool = False, sign: int = 1
+    value: float,
+    reason: str,
+    bound: bool = False,
+    sign: int = 1,
+    *,
+    estimated: bool = False,
 ) -> NumberCell:
     if not math.isnan(value):
-        text = sign_of_bound(number(value), bound, sign)
+        text = sign_of_bound(number(value), bound, sign, estimated=estimated)
         return NumberCell(text, sort=sort_key(value))
     word = "undefined" if reason.startswith(("undefined", "ratio")) else "not known"
     style = "about" if "decibels" in reason else "bad"
@@ -250,7 +263,8 @@ _DERIVED: Final = {
         Quantity("seconds", "s", meaning="Time that the probe step took."),
         Quantity(
             "time_fraction",
-            meaning="Share of training time that probe steps have taken so far.",
+            meaning="Share of all time since training began that went into watching, "
+            "the first probe step and what prepared it included.",
         ),
         Quantity(
             "audit/<start>/conclusive",
@@ -302,13 +316,23 @@ def _entry(name: str) -> str:
 def make_about(
     metadata: Mapping[str, Any], ledger: LedgerTable
 ) -> list[tuple[str, str]]:
-    """Return the run's metadata as keys and values."""
+    """Return the run's metadata as keys and values, each setting once.
+
+    Private attributes and digests of arrays stay in ``run.json``.
+    """
     first = {"probe_steps": len(ledger.moments)}
     if "solver_used" in metadata:
         first["solver_used"] = metadata["solver_used"]
-    hidden = ("quantities", "class_names", "notes", "subject")
+    hidden = ("quantities", "class_names", "notes", "subject", "files", "checksum")
     rest = {key: value for key, value in metadata.items() if key not in hidden}
-    return flatten({**first, **rest})
+    shown: dict[tuple[str, str], str] = {}
+    for name, text in flatten({**first, **rest}):
+        last, of_arguments = name.rpartition(".")[2], name.startswith("arguments.")
+        private = "._" in name or "sha256" in text
+        # What an argument's default came to stands in the config.
+        if not (private or (of_arguments and text == "none")):
+            shown.setdefault((last, text), name)
+    return [(name, text) for (_, text), name in shown.items()]
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

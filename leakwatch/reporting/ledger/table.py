@@ -38,6 +38,12 @@ class LedgerValue(NamedTuple):
         return self.usable and is_bound(self.status)
 
     @property
+    def estimated(self) -> bool:
+        """Whether its status states an error to read it with; a bound is no such."""
+        rough = status_word(self.status) == "estimated"
+        return self.usable and rough and not self.bound
+
+    @property
     def trouble(self) -> str:
         """The word for a value that is not usable.
 

@@ -40,6 +40,7 @@ class Summary:
         reason: Why numbers are NaN; empty if none is.
         bounds: How many of ``used`` are bounds: with any, exposure is at least what
             the numbers say.
+        worst_estimated: Whether the worst value is an estimate.
     """
 
     count: int
@@ -53,6 +54,12 @@ class Summary:
     worst_sample: int | None
     reason: str
     bounds: int = 0
+    worst_estimated: bool = False
+
+    @property
+    def median_estimated(self) -> bool:
+        """Whether most of the values that the median is of are estimates."""
+        return 2 * self.estimated > self.used
 
 
 @final
@@ -68,6 +75,7 @@ class ClassSummary:
         median: Median over the used samples.
         reason: Why numbers are NaN; empty if none is.
         bounds: How many of ``used`` are bounds.
+        estimated: Whether most of ``used`` are estimates.
     """
 
     label: int
@@ -77,6 +85,7 @@ class ClassSummary:
     median: float
     reason: str
     bounds: int = 0
+    estimated: bool = False
 
 
 @final
@@ -175,6 +184,7 @@ def summarize(column: Column, sign: int) -> Summary:
         worst_sample=worst,
         reason=reason,
         bounds=int(column.bounds.sum()),
+        worst_estimated=worst is not None and column.at(worst).estimated,
     )
 
 
@@ -224,6 +234,7 @@ def summarize_classes(column: Column) -> list[ClassSummary]:
                 median=median,
                 reason=reason,
                 bounds=int(members.bounds.sum()),
+                estimated=2 * sum(v.estimated for v in members) > values.size,
             )
         )
     return summaries

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from leakwatch.reporting.ledger.table import Column, LedgerTable, Moment
+from leakwatch.reporting.ledger.table import Column, LedgerTable, LedgerValue, Moment
 from leakwatch.reporting.quantities import HEADLINES
 from leakwatch.reporting.statistics.aggregates import Summary, summarize
 from leakwatch.reporting.words import CLEARLY_ABOVE
@@ -29,8 +29,11 @@ class Headline:
         peak_moment: When that was.
         clearly: How many samples lie above the "clearly recognisable" line.
         peak_bound: Whether ``peak`` may be more.
+        peak_estimated: Whether it is an estimate.
         change_of_bounds: Whether one of the medians of ``change`` may be more.
         last_change: As ``change``, since the probe before; NaN for two probes.
+        worst_before: What the sample that is most exposed now was at the first probe;
+            None where there was one probe only, or no sample is.
     """
 
     quantity: str
@@ -43,8 +46,10 @@ class Headline:
     peak_moment: Moment | None
     clearly: int
     peak_bound: bool = False
+    peak_estimated: bool = False
     change_of_bounds: bool = False
     last_change: float = math.nan
+    worst_before: LedgerValue | None = None
 
 
 def find_headline(table: LedgerTable) -> Headline | None:
@@ -65,17 +70,14 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
     moment, column = last
     moments = table.moments_of(name)
     summaries = [summarize(table.columns[when, name], sign=1) for when in moments]
-    peaks = [
-        (summary.worst, when, summary.bounds > 0)
-        for summary, when in zip(summaries, moments, strict=True)
-        if summary.used
-    ]
-    peak, peak_moment, peak_bound = max(
-        peaks, key=lambda triple: triple[0], default=(math.nan, None, False)
+    peaks = [pair for pair in zip(summaries, moments, strict=True) if pair[0].used]
+    highest, peak_moment = max(
+        peaks, key=lambda pair: pair[0].worst, default=(summaries[-1], None)
     )
     change = (
         summaries[-1].median - summaries[0].median if len(summaries) > 1 else math.nan
     )
+    worst, first = summaries[-1].worst_sample, table.columns[moments[0], name]
     return Headline(
         quantity=name,
         moment=moment,
@@ -83,14 +85,18 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
         column=column,
         summary=summaries[-1],
         change=change,
-        peak=peak,
+        peak=highest.worst,
         peak_moment=peak_moment,
         clearly=int((column.values[column.usable] > CLEARLY_ABOVE).sum()),
-        peak_bound=peak_bound,
+        peak_bound=highest.bounds > 0,
+        peak_estimated=highest.worst_estimated,
         change_of_bounds=bool(summaries[0].bounds or summaries[-1].bounds),
         last_change=(
             summaries[-1].median - summaries[-2].median
             if len(summaries) > 2
             else math.nan
+        ),
+        worst_before=(
+            None if worst is None or len(summaries) == 1 else first.at(worst)
         ),
     )

@@ -113,6 +113,7 @@ def incomparable(runs: Sequence[RecordedRun]) -> list[str]:
     facts = [
         {
             "quantity": None if run.headline is None else run.headline.quantity,
+            "epoch": None if run.headline is None else run.headline.moment.epoch,
             "noise_std": run.facts.noise_std,
             "what attackers know": run.facts.prior,
             "samples": run.metadata.get("probes_fingerprint"),

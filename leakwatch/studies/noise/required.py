@@ -61,8 +61,9 @@ def enough(
         unknown = [v.status for v in needed if not v.status.usable]
         status = Status(
             unknown[0].word,
-            f"{len(unknown)} of {count(len(rank), 'probe')} can't be said to be held, "
-            f"so that {100 * share:g} % are not: {unknown[0].reason}",
+            f"for {len(unknown)} of {count(len(rank), 'probe')} no noise is known that "
+            f"keeps them below the target, and {100 * share:g} % are to be kept there: "
+            f"{unknown[0].reason}",
         )
         return Enough(math.nan, status, needed, order, ())
     held = tuple(i for i in order if rank[i] <= noise)

@@ -66,8 +66,8 @@ def test_shares_of_training_and_the_schedule_that_would_do() -> None:
     # Epochs of 10 s, steps of 5 s: every 9.5 epochs is a twentieth.
     line = advice(5.0, 10.0, 30.0, 2, 1, 32)
     assert line == (
-        "watching takes 33 % of training; every_n_epochs=10 or probes=3 would bring "
-        "it under 5 %"
+        "watching takes 33 % of the time from one probe step to the next; "
+        "every_n_epochs=10 or probes=3 would bring it under 5 %"
     )
     assert 5.0 / (10 * 10.0 + 5.0) <= 0.05 < 5.0 / (9 * 10.0 + 5.0)
     assert 5.0 * 3 / 32 / (10.0 + 5.0 * 3 / 32) <= 0.05

@@ -42,6 +42,43 @@ def test_the_console_says_it_of_median_and_worst() -> None:
     assert "at least" not in sentence(rows(CLOSE, "ok"), described, None, "data")
 
 
+def test_the_console_marks_estimates() -> None:
+    described = {"i2f_psnr": Quantity("i2f_psnr", "dB", "higher = more exposed")}
+    line = sentence(rows("ok", CLOSE, CLOSE), described, None, "data")
+    assert ": ≈ 19.0 dB median, ≈ 20.0 dB for the worst" in line
+    line = sentence(rows("ok", CLOSE, CLOSE, "ok"), described, None, "data")
+    assert ": 19.5 dB median, 21.0 dB for the worst" in line
+    line = sentence(rows("ok", "ok", CLOSE), described, None, "data")
+    assert ": 19.0 dB median, ≈ 20.0 dB for the worst" in line
+
+
+def test_report_and_commands_mark_estimates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = run(tmp_path / "some", "ok", CLOSE, CLOSE)
+    RiskLedger.open(some).append(rows("ok", "ok", CLOSE, of=24.0))
+    page = write_report(run(tmp_path / "all", "ok", CLOSE, CLOSE)).read_text("utf-8")
+    lead, rest = page.split('<p class="lead">')[1].split("</p>", 1)
+    assert "≈ 20.0 dB: partly recognisable" in lead
+    assert "≈ 19.0 dB: partly recognisable" in lead
+    for text in (">≈ 20.0 dB</div>", ">≈ 19.0 dB</div>", ">≈ 19.0</td>"):
+        assert text in rest
+    assert "Sample #2 (class 0): ≈ 20.0 dB" in rest
+    page = write_report(some).read_text("utf-8")
+    lead = page.split('<p class="lead">')[1].split("</p>", 1)[0]
+    assert "≈ 26.0 dB: clearly recognisable" in lead
+    assert ">25.0 dB: clearly" in lead
+    assert "≈ 25.0" not in page
+    assert main(["show", str(tmp_path / "all")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("≈ 20.0") == 2
+    assert "≈ 19.0" in shown
+    assert main(["compare", str(tmp_path / "all"), str(some)]) == 0
+    assert "≈ 20.0 dB" in capsys.readouterr().out
+    compared = write_comparison([some, tmp_path / "all"], tmp_path / "runs.html")
+    assert "≈ 26.0 dB predicted" in compared.read_text("utf-8")
+
+
 def test_the_report_says_it_everywhere(tmp_path: Path) -> None:
     run(tmp_path, LIMITED, OPEN, "ok", CLOSE)
     ledger = RiskLedger.open(tmp_path)

@@ -34,14 +34,24 @@ def answers(*rows: Row, **config: Any) -> dict[str, str]:
 def test_who_is_worst_off() -> None:
     said = answers(*probe(0, 31.0, 20.0, 22.0), *probe(1, 18.0, 26.0, 20.0))
     assert said["Who"] == (
-        "Sample #1 (dog): 26.0 dB, clearly recognisable. Of classes, dog is worst off: "
-        "26.0 dB on average, cat has 19.0 dB. The median fell by 2.0 dB since the "
-        "first probe. The worst moment was before training, with 31.0 dB."
+        "Sample #1 (dog): 26.0 dB, clearly recognisable; it rose by 6.0 dB since the "
+        "first probe. Of classes, dog is worst off: 26.0 dB on average, cat has 19.0 "
+        "dB. The median fell by 2.0 dB since the first probe. The worst moment was "
+        "before training, with 31.0 dB."
     )
     assert said["How"] == "1 of 3 samples with a number."
     assert said["What"].endswith("(leakwatch compare-inits).")
     same = answers(*probe(0, 20.0, 21.0), *probe(1, 20.2, 21.2))
     assert "The median hardly changed (0.2 dB) since the first probe." in same["Who"]
+
+
+def test_what_the_worst_sample_was_may_not_be_known() -> None:
+    unknown = "; what it was at the first probe is not known."
+    said = answers(*probe(0, 31.0, math.nan), *probe(1, 18.0, 26.0))["Who"]
+    assert f"Sample #1 (dog): 26.0 dB, clearly recognisable{unknown}" in said
+    later = answers(*probe(0, 31.0), *probe(1, 18.0, 26.0))["Who"]
+    assert unknown in later
+    assert "first probe" not in answers(*probe(1, 18.0, 26.0))["Who"]
 
 
 def test_a_turn_since_the_first_probe_is_named() -> None:
@@ -58,7 +68,7 @@ def test_a_turn_since_the_first_probe_is_named() -> None:
 def test_what_is_unknown_is_counted() -> None:
     said = answers(*probe(1, 10.0, math.nan))
     assert said["How"] == (
-        "0 of 1 sample with a number. 1 more have no number, which is not safe."
+        "0 of 1 sample with a number. 1 more has no number, which is not safe."
     )
     assert "attack them before you rely on it" in said["What"]
     assert answers(*probe(1, math.nan)) == {}

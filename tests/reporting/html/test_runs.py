@@ -48,6 +48,13 @@ def test_the_most_exposed_is_first_and_named(tmp_path: Path) -> None:
     assert table.index("#0") < table.index("#1")  # 30 dB in one of them
 
 
+def test_probes_at_other_epochs_are_told(tmp_path: Path) -> None:
+    paths = [run(tmp_path / "a", 20.0), run(tmp_path / "b", 21.0)]
+    assert incomparable(read_runs(paths)) == []
+    RiskLedger.open(paths[1]).append([Row(4, 9, 0, 0, "i2f_psnr", 22.0)])
+    assert incomparable(read_runs(paths)) == ["epoch"]
+
+
 def test_what_differs_is_said(tmp_path: Path) -> None:
     paths = [run(tmp_path / "a", 20.0), run(tmp_path / "b", 21.0, noise=0.01)]
     assert incomparable(read_runs(paths)) == ["noise_std"]

@@ -193,6 +193,25 @@ def test_metadata_is_flat_and_long_lists_are_cut() -> None:
     assert entries["many"].endswith("38, 39, … (50 entries)")
 
 
+def test_internals_and_repetitions_are_left_out_of_the_metadata() -> None:
+    digest = "float32 (2, 4) sha256 0f0f"
+    prior = {"class": "MeasuredPrior", "_samples": digest, "_size": 8, "mean": digest}
+    scoring = {"noise_std": 0.1, "criterion": "mine", "prepare": None}
+    metadata = {
+        "config": {"noise_std": 0.1, "prior": None},
+        "arguments": {"scoring": scoring, "settings": {"noise_std": 0.1}, "p": prior},
+        "files": {"probes.npz": {"sha256": "0f0f"}},
+        "checksum": "0f0f",
+    }
+    assert make_about(metadata, table()) == [
+        ("probe_steps", "0"),
+        ("config.noise_std", "0.1"),
+        ("config.prior", "none"),
+        ("arguments.scoring.criterion", "mine"),
+        ("arguments.p.class", "MeasuredPrior"),
+    ]
+
+
 def test_only_conclusive_attacks_make_numbers() -> None:
     run = table(*predicted(28.0, 12.0), *attacked("random", [30, 9], [True, False]))
     content = make_attacks(run, [], FACTS)

@@ -63,7 +63,7 @@ def test_a_target_below_the_mean_image_cannot_be_reached() -> None:
     found = leakwatch.recommend_noise(network(), x, y, target_psnr=5.0)
     assert math.isnan(found.noise_std)
     assert found.status.word == "undefined"
-    assert "6 of 6 probes can't be said to be held" in found.status.reason
+    assert "for 6 of 6 probes no noise is known that keeps" in found.status.reason
     assert "mean image" in found.status.reason
     assert "no noise can be recommended" in str(found)
     assert all(not p.psnr.status.usable for p in found.probes)
