@@ -325,6 +325,9 @@ def make_about(
         first["solver_used"] = metadata["solver_used"]
     hidden = ("quantities", "class_names", "notes", "subject", "files", "checksum")
     rest = {key: value for key, value in metadata.items() if key not in hidden}
+    if isinstance(rest.get("arguments"), Mapping):  # settings are those of the config
+        said = rest["arguments"].items()
+        rest["arguments"] = {k: v for k, v in said if k != "settings"}
     shown: dict[tuple[str, str], str] = {}
     for name, text in flatten({**first, **rest}):
         last, of_arguments = name.rpartition(".")[2], name.startswith("arguments.")

@@ -199,7 +199,7 @@ def test_internals_and_repetitions_are_left_out_of_the_metadata() -> None:
     scoring = {"noise_std": 0.1, "criterion": "mine", "prepare": None}
     metadata = {
         "config": {"noise_std": 0.1, "prior": None},
-        "arguments": {"scoring": scoring, "settings": {"noise_std": 0.1}, "p": prior},
+        "arguments": {"scoring": scoring, "settings": prior, "p": prior},
         "files": {"probes.npz": {"sha256": "0f0f"}},
         "checksum": "0f0f",
     }
