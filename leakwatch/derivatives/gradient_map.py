@@ -139,8 +139,8 @@ class GradientMap(DifferentiableNetwork):
             raise TypeError(
                 f"the default criterion needs integer class labels, got {y.dtype}; "
                 f"use y.long() if these are classes; for other targets pass "
-                f"criterion=, a function of outputs and targets that returns one loss "
-                f"per sample."
+                f"criterion=, a function (module, x, y) that returns one loss per "
+                f"sample."
             )
         if default and y.ndim != 1:
             raise ValueError(

@@ -130,7 +130,7 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     whole = channel(spectrum, settings)
     if whole is None and spectrum.sums is None:
         return spectrum.no_spectrum()
-    wanted = spectrum.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
+    wanted = _wanted(spectrum, settings)
     alone = spectrum.d_x * settings.prior_std**2
     if whole is not None:
         alone = float(whole.weight.sum())
@@ -148,6 +148,11 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     return whole.judged(lambda gain: noise_for_squared_error(whole, gain, wanted))
 
 
+def _wanted(spectrum: SampleSpectrum, settings: Settings) -> float:
+    """The squared error, norm over the image, that has the target PSNR."""
+    return spectrum.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
+
+
 def safe_noise_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     """:func:`noise_std_for_psnr`, at the upper end of what rounding leaves open.
 
@@ -155,10 +160,18 @@ def safe_noise_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     since a noise that is too small protects nobody. Pixels that the gradient does not
     show, such as those that a strided convolution skips, are such a case: whether
     they are all that is missing, or nearly all, no arithmetic can tell.
+
+    Args:
+        spectrum: of the sample.
+        settings: the prior and the target, dB.
+
+    Returns:
+        s, gradient units, ``estimated`` and "at most" where it is that upper end;
+        otherwise as :func:`noise_std_for_psnr`.
     """
     value = noise_std_for_psnr(spectrum, settings)
     whole = channel(spectrum, settings)
     if value.status.word != "unresolved" or whole is None:
         return value
-    wanted = spectrum.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
+    wanted = _wanted(spectrum, settings)
     return Value(noise_for_squared_error(whole, whole.most, wanted), AT_MOST)

@@ -84,7 +84,9 @@ class TestCheck:
         ):
             with pytest.raises(kind, match=words):
                 GradientMap(Output(f)).check(self.x, self.y)
-        with pytest.raises(TypeError, match=r"integer class labels.*y.long\(\)"):
+        with pytest.raises(
+            TypeError, match=r"integer class labels.*y.long\(\).*\(module, x, y\)"
+        ):
             GradientMap(mlp()).check(self.x, self.y.float())
         broken = self.x.clone()
         broken[2, 0, 1, 1] = torch.nan

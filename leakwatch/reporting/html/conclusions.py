@@ -206,6 +206,8 @@ def _trust(
             continue
         at = dict(zip(predicted.samples, predicted.usable_values, strict=True))
         more = reached.usable_values - [at.get(s, math.nan) for s in reached.samples]
+        blind = reached.usable_values[np.isnan(more)]
+        blind = blind[~np.isnan(blind)]
         more = more[~np.isnan(more)]
         beat = more[more > _NOTICED]
         if beat.size:
@@ -217,6 +219,13 @@ def _trust(
             yield (
                 f"{said}; none did better than predicted by {_NOTICED:g} dB or more "
                 f"(median {decibels(float(np.median(more)))} apart)."
+            )
+        else:
+            yield f"{said}."
+        if blind.size:
+            yield (
+                f"Of these {blind.size} had no prediction: the best came to "
+                f"{decibels(float(blind.max()))}."
             )
         if outcome.conclusive < FEWEST_ATTACKS:
             yield f"That is too few for a correlation, which takes {FEWEST_ATTACKS}."

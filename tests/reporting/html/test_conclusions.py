@@ -95,6 +95,15 @@ def test_trust_counts_conclusive_attacks_alone() -> None:
     )
 
 
+def test_attacks_on_what_was_not_predicted_are_told_apart() -> None:
+    reached = attacked("near", [20.5, 50.0, 19.0], [True, True, True])
+    said = answers(*probe(1, 20.0, math.nan, 20.0), *reached)["Does"]
+    assert said.startswith("3 of 3 worst case attacks were conclusive; none did")
+    assert "Of these 1 had no prediction: the best came to 50.0 dB." in said
+    known = answers(*probe(1, 20.0, 49.5, 20.0), *reached)["Does"]
+    assert "no prediction" not in known
+
+
 def test_the_noise_that_was_recorded_is_named() -> None:
     noise = probe(1, 0.03, 0.02, name="noise_std_for_psnr")
     said = answers(*probe(1, 30.0, 20.0), *noise, target_psnr=18.0)["What"]
