@@ -1,28 +1,26 @@
-"""Predicted against achieved error of the best attacker, image by image.
+"""Does following the influence foresee the best attacker better than a linear step?
 
     LEAKWATCH_TEST_DATA=data python benchmarks/calibration.py [--images 16]
         [--networks lenet-sigmoid lenet-relu ...] [--variances 1e-6 1e-4 ...]
-        [--influence-steps 8] [--start near|random] [--radius 0.05] [--csv FILE]
+        [--influence-steps 8] [--radius 0.05]
 
 For each network and noise variance, one Gaussian δ is added to the gradient of each
-image. ``i2f_bayes`` (for that δ; linear, and integrated in ``--influence-steps``),
-``i2f`` (for that δ, exact), ``i2f_lb`` and the baselines predict the error;
-Gauss–Newton at the maximum of the posterior, with the same prior, achieves one. All
-errors are root mean squares per pixel.
+image. ``i2f_bayes`` for that δ, linear and integrated in ``--influence-steps``,
+predicts the error; Gauss–Newton at the maximum of the posterior, with the same prior
+and from beside the image, achieves one. All errors are root mean squares per pixel.
 
 Prior, for score and attacker alike: N(μ, R²) per pixel, μ the mean training image and
 R² the mean pixel variance; no box, because a Gaussian prior has none.
 
-From a near start (x* ± radius per pixel, the worst case) all images count; from random
-starts those whose gradient was matched as well as the noise allows *and* that came
-nearer than the prior mean. Columns: median of |20 log₁₀(predicted/achieved)|, and
-Spearman's rank correlation over the images of one noise level.
+Columns: median of |20 log₁₀(predicted/achieved)|, and Spearman's rank correlation over
+the images of one noise level. Whether scores rank images better than ‖g‖ is an
+experiment, ``leakwatch reproduce leakwatch-question-1``; what the headline is worth
+says ``headline.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
 
@@ -35,8 +33,6 @@ from leakwatch.attacks import GaussNewton, PixelScale, SharedGradient, Start
 from leakwatch.derivatives import GradientMap
 
 VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-SCORES = ("i2f_bayes", "i2f", "i2f_lb")
-COLUMNS = ("integrated", *SCORES)
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -50,13 +46,14 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def predictions(
     net: nn.Module, data: Data, noise_std: float, delta: Tensor, steps: int
 ) -> dict[str, Tensor]:
-    """Error per pixel that each score predicts, or the score itself."""
-    linear, path = (
-        score(
+    """Error per pixel, extrapolated and followed."""
+    taken = {"integrated": steps, "linear": 1}
+    return {
+        name: score(
             net,
             data.x,
             data.y,
-            names,
+            ["i2f_bayes"],
             noise_std=noise_std,
             delta=delta,
             prior_std=data.prior_std,
@@ -65,16 +62,11 @@ def predictions(
             std=[data.std],
             solver="exact",
             dtype=torch.float64,
-            influence_steps=taken,
-        )
-        for names, taken in (([*SCORES, "grad_norm", "loss"], 1), ("i2f_bayes", steps))
-    )
-    out = {name: linear[name] for name in linear}
-    out["integrated"] = path["i2f_bayes"]
-    for name in COLUMNS:
-        out[name] = out[name] / math.sqrt(data.x[0].numel())
-    out["image std"] = data.x.flatten(1).std(1)
-    return out
+            influence_steps=count,
+        )["i2f_bayes"]
+        / math.sqrt(data.x[0].numel())
+        for name, count in taken.items()
+    }
 
 
 def achieved(
@@ -83,8 +75,8 @@ def achieved(
     noise_std: float,
     delta: Tensor,
     args: argparse.Namespace,
-) -> tuple[Tensor, Tensor]:
-    """Error per pixel of the attacker, and whether it counts."""
+) -> Tensor:
+    """Error per pixel of the attacker."""
     gradients = GradientMap(net, dtype=torch.float64)
     x = data.x.double()
     shared = SharedGradient(
@@ -100,22 +92,15 @@ def achieved(
         prior_mean=data.prior_mean,
         smoothing=args.smoothing,
     )
-    near = args.start == "near"
-    radius = args.radius / data.std
     found = attack.run(
         gradients,
         shared,
         pixels=PixelScale([data.mean], [data.std]),
-        start=Start.near(x, radius) if near else Start.uniform(),
+        start=Start.near(x, args.radius / data.std),
         seed=0,
         restarts=args.restarts,
     )
-    error = ((found.images - x) * data.std).flatten(1).square().mean(1).sqrt()
-    noise = noise_std * math.sqrt(delta.shape[1]) / shared.gradient.norm(dim=1)
-    mean = (data.prior_mean - data.mean) / data.std
-    guess = ((mean - x) * data.std).flatten(1).square().mean(1).sqrt()
-    recovered = (found.relative <= 1.02 * noise + 1e-4) & (error < guess)
-    return error, torch.ones_like(recovered) if near else recovered
+    return ((found.images - x) * data.std).flatten(1).square().mean(1).sqrt()
 
 
 def main() -> None:
@@ -130,28 +115,24 @@ def main() -> None:
         default=["lenet-sigmoid-untrained", "lenet-sigmoid", "lenet-relu"],
     )
     parser.add_argument("--variances", nargs="+", type=float, default=VARIANCES)
-    parser.add_argument("--start", choices=("near", "random"), default="near")
     parser.add_argument("--radius", type=float, default=0.05, help="pixels")
-    parser.add_argument("--restarts", type=int, default=6)
+    parser.add_argument("--restarts", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--influence-steps", type=int, default=8)
     parser.add_argument("--smoothing", type=float, default=0.3)
-    parser.add_argument("--csv", help="one line for each image and noise level")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(
-        f"{args.data}, {args.images} images, {args.start} starts, prior around the "
-        f"mean image, no box, torch {torch.__version__}"
+        f"{args.data}, {args.images} images, near starts, prior around the mean image, "
+        f"no box, torch {torch.__version__}"
     )
-    rows: list[list[object]] = []
     for name in args.networks:
         net = network(name, args.data)
         data = load(args.data, args.images, RECIPES[name].size)
         size = sum(p.numel() for p in net.parameters())
         print(
-            f"\n{name}, R = {data.prior_std:.3f}\n{'variance':>9}{'n':>4}{'RMSE':>8} |"
-            + "".join(f"{s:>10} dB{'rho':>7}" for s in COLUMNS)
-            + "   rho of: grad_norm   loss  image std"
+            f"\n{name}, R = {data.prior_std:.3f}\n{'variance':>9}{'RMSE':>8} |"
+            + "".join(f"{s:>10} dB{'rho':>7}" for s in ("integrated", "linear"))
         )
         for variance in args.variances:
             start = time.perf_counter()
@@ -161,35 +142,17 @@ def main() -> None:
                 args.images, size, generator=generator, dtype=torch.float64
             )
             predicted = predictions(net, data, noise_std, delta, args.influence_steps)
-            error, counts = achieved(net, data, noise_std, delta, args)
-            e = error[counts]
-            cells = []
-            for s in COLUMNS:
-                p = predicted[s][counts]
-                gap = (20 * (p / e).log10()).abs()
-                cells.append(f"{gap.nanmedian():10.2f}   {spearman(p, e):7.2f}")
-            others = [
-                f"{spearman(predicted[s][counts], e):10.2f}"
-                for s in ("grad_norm", "loss", "image std")
+            error = achieved(net, data, noise_std, delta, args)
+            cells = [
+                f"{(20 * (p / error).log10()).abs().nanmedian():10.2f}   "
+                f"{spearman(p, error):7.2f}"
+                for p in predicted.values()
             ]
-            median = float(e.median()) if len(e) else math.nan
             print(
-                f"{variance:9.0e}{len(e):4d}{median:8.4f} |{''.join(cells)}"
-                f"   {''.join(others)}   ({time.perf_counter() - start:.0f} s)",
+                f"{variance:9.0e}{float(error.median()):8.4f} |{''.join(cells)}"
+                f"   ({time.perf_counter() - start:.0f} s)",
                 flush=True,
             )
-            for i in range(args.images):
-                rows.append(
-                    [name, variance, i, float(error[i]), bool(counts[i])]
-                    + [float(predicted[s][i]) for s in COLUMNS]
-                )
-    if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(
-                ["network", "variance", "image", "rmse", "counts", *COLUMNS]
-            )
-            writer.writerows(rows)
 
 
 if __name__ == "__main__":

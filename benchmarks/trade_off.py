@@ -7,7 +7,8 @@ A network is trained without a defense, on images pooled to 14×14 (MNIST, LeNet
 sigmoids) or 8×8 (CIFAR-10, ResNet8 with sigmoids), and then for some steps of SGD under
 each defense and budget, every time from the same weights with the same batches. Then
 test images, which none of them has seen, are shared under the same defense and attacked
-by Gauss–Newton. ``leakwatch.trade_off`` does it all; ``--out`` keeps its files.
+by Gauss–Newton. ``leakwatch.trade_off`` does it all; ``--out`` keeps its files. No
+experiment of ``leakwatch reproduce`` asks this: no paper has such tables.
 
 ``--epochs 0 --train-steps 1 --lr 0`` attacks the untrained network; ``--no-box`` leaves
 the attackers without the range of pixels. ``--curvature`` attacks nothing: it says how

@@ -9,7 +9,8 @@ clients are attacked by SME, from a random start or beside the samples. Prints
 Spearman's correlation, with 95 % bootstrap intervals, of each score with the PSNR of
 each sample after optimal assignment, over all samples of all clients, and the predicted
 beside the achieved median PSNR. Image contrast and total variation stand beside the
-scores: what a score has to beat.
+scores: what a score has to beat. No experiment of ``leakwatch reproduce`` asks this;
+``leakwatch:update_audit/sme`` logs the same correlations of the clients of a training.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from correlations import baselines
-from federations import accuracy, federation
-from networks import load
+from networks import load, pixels
 from torch import Tensor, nn
 
 import leakwatch
 from leakwatch.attacks import PixelScale, Start, SurrogateAttack
 from leakwatch.derivatives import GradientMap
-from leakwatch.federated import client_updates, train_client
+from leakwatch.federated import (
+    FederatedAveraging,
+    LocalTraining,
+    client_updates,
+    dirichlet_split,
+    train_client,
+)
+from leakwatch.models import build_model
 from leakwatch.quality import align, quality
 from leakwatch.reporting.statistics.correlation import spearman
 
@@ -79,6 +85,46 @@ SETTINGS = (
 )
 
 
+def digits(*, train: bool, size: int) -> tuple[Tensor, Tensor]:
+    """MNIST, normalised."""
+    x, y = pixels("MNIST", train=train, size=size)
+    return (x - 0.1307) / 0.3081, y
+
+
+def federation(setting: Setting, seed: int = 0) -> FederatedAveraging:
+    """40 clients with 100 digits on average, a tenth of which answers."""
+    x, y = (v[:4000] for v in digits(train=True, size=setting.size))
+    parts = dirichlet_split(y, 40, alpha=0.5, least=10, seed=seed)
+    torch.manual_seed(seed)
+    net = build_model(
+        setting.network, in_channels=1, num_classes=10, image_size=setting.size
+    )
+    return FederatedAveraging(
+        net,
+        [(x[part], y[part]) for part in parts],
+        LocalTraining(epochs=10, batch_size=50, lr=setting.lr),
+        share=0.1,
+        answering="chance",
+        seed=seed,
+    )
+
+
+def accuracy(net: nn.Module, size: int, images: int = 2000) -> float:
+    """Share of the first test digits that a network classifies correctly."""
+    x, y = digits(train=False, size=size)
+    with torch.no_grad():
+        right = net(x[:images]).argmax(1) == y[:images]
+    return float(right.double().mean())
+
+
+def baselines(x: Tensor, mean: float, std: float) -> dict[str, np.ndarray]:
+    """What is known without any Jacobian: contrast and total variation."""
+    image = x.double() * std + mean
+    tv = image.diff(dim=-1).abs().flatten(1).mean(1)
+    tv = tv + image.diff(dim=-2).abs().flatten(1).mean(1)
+    return {"image_std": image.flatten(1).std(1).numpy(), "image_tv": tv.numpy()}
+
+
 def measure(
     setting: Setting, clients: int, steps: int, products: int, near: float | None
 ) -> None:
@@ -88,7 +134,7 @@ def measure(
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
     x = data.x[order].view(clients, setting.samples, *data.x.shape[1:])
     y = data.y[order].view(clients, -1)
-    server = federation(0, setting.network, setting.size, setting.lr)
+    server = federation(setting)
     list(server.run(setting.rounds))
     net = server.module
     how = leakwatch.LocalTraining(setting.epochs, setting.batch, setting.lr)

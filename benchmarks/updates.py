@@ -1,17 +1,12 @@
-"""Attacks on weight updates: what they rebuild, what they cost, what batching gains.
+"""Attacks on weight updates of several clients at once: what batching gains.
 
-    OMP_NUM_THREADS=1 python benchmarks/updates.py [--part NAME]
-        [--clients 5] [--steps 250] [--epochs 10 20 50] [--samples 10 50]
+    OMP_NUM_THREADS=1 python benchmarks/updates.py [--part NAME] [--repeats 5]
 
-The shapes of Tables 2 and 3 of Zhu, Yao and Blaschko, "Surrogate Model Extension" (ICML
-2023), at reduced size: the paper's CNN for FEMNIST, untrained, on MNIST digits from the
-folder that ``LEAKWATCH_TEST_DATA`` names; B = 10, learning rate 0.004. The published
-attacks take 1000 steps, DLFA 400: ``--steps`` stands for the former, two fifths of it
-for the latter, with the published decay scaled to them.
+Untrained networks on MNIST digits from the folder that ``LEAKWATCH_TEST_DATA`` names,
+two local epochs, B = 10, learning rate 0.004, 8 clients. What attacks recover and how
+DLFA's time grows are experiments: ``leakwatch reproduce sme-table-2`` and
+``sme-table-3``.
 
-``quality``: 1 − cos and PSNR after optimal assignment, mean and standard error over
-clients. ``cost``: CPU seconds of an evaluation on one client, and the memory that it
-adds, in a process of its own.
 ``batch``: CPU seconds per step of one client after the other as published (double
 backward, ``torch.optim.Adam``) and of all clients at once, in turns, the least of each.
 ``alpha``: what learning α adds to a step, medians of blocks in turns.
@@ -25,7 +20,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -37,26 +31,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakwatch import WeightUpdate
-from leakwatch.attacks import (
-    PixelScale,
-    SimulationAttack,
-    Start,
-    SurrogateAttack,
-    attack_update,
-)
+from leakwatch.attacks import PixelScale, Start, SurrogateAttack, attack_update
 from leakwatch.attacks.matching.priors import Priors
 from leakwatch.attacks.matching.selection import opened
-from leakwatch.attacks.updates import presets as update_presets
-from leakwatch.attacks.updates.descent import UpdateObjective
-from leakwatch.attacks.updates.simulation import SimulationObjective
 from leakwatch.attacks.updates.surrogate import SurrogateObjective
 from leakwatch.derivatives import GradientMap
 from leakwatch.federated import LocalTraining, client_updates, train_client
 from leakwatch.models import FEMNISTCNN, MLP, SMELeNet
-from leakwatch.quality import align
 
 MEAN, STD = [0.1307], [0.3081]
 PIXELS = PixelScale(MEAN, STD)
+CLIENTS = 8
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "FEMNISTCNN": lambda: FEMNISTCNN(num_classes=10),
     "SMELeNet": SMELeNet,
@@ -77,110 +62,14 @@ def digits() -> tuple[Tensor, Tensor]:
     return PIXELS.to_input(pixels), data.targets[:5000]
 
 
-def simulated(
-    net: nn.Module, clients: int, samples: int, epochs: int
-) -> tuple[WeightUpdate, Tensor]:
-    """What clients with random digits send, and their digits as pixels."""
+def simulated(net: nn.Module, samples: int) -> WeightUpdate:
+    """What clients with random digits send."""
     x, y = digits()
-    how = LocalTraining(epochs, batch_size=10, lr=0.004)
+    how = LocalTraining(2, batch_size=10, lr=0.004)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    rows = order[: clients * samples].view(clients, samples)
+    rows = order[: CLIENTS * samples].view(CLIENTS, samples)
     sent = [train_client(net, x[r], y[r], how, client=i) for i, r in enumerate(rows)]
-    return client_updates(sent)[0], PIXELS.to_pixels(x[rows])
-
-
-def mean_and_error(values: Tensor) -> str:
-    """Mean and standard error over clients."""
-    error = float(values.std()) / len(values) ** 0.5
-    return f"{float(values.mean()):.3f} ± {error:.3f}"
-
-
-def quality(args: argparse.Namespace) -> None:
-    torch.manual_seed(0)
-    net = FEMNISTCNN(num_classes=10)
-    print(f"| E | N | T | attack | 1 − cos | PSNR, dB | α | CPU s |\n|{'---|' * 8}")
-    for samples in args.samples:
-        for epochs in args.epochs:
-            update, truth = simulated(net, args.clients, samples, epochs)
-            steps = epochs * -(-samples // 10)
-            for preset in args.presets:
-                if preset == "dlfa" and steps > args.most:
-                    continue
-                began = time.process_time()
-                # The published runs have 1000 steps, DLFA's 400.
-                count = args.steps * 2 // 5 if preset == "dlfa" else args.steps
-                more: dict[str, int | bool] = {}
-                if preset == "sme" and args.alpha_every is not None:
-                    more = {"alpha_every": args.alpha_every}
-                if preset == "dlfa" and args.sets is not None:
-                    more = {"every_epoch": args.sets == "each"}
-                found = attack_update(
-                    net, update, preset, steps=count, mean=MEAN, std=STD, **more
-                )
-                taken = time.process_time() - began
-                images = PIXELS.to_pixels(found.images).clamp(0, 1)
-                errors = (align(images, truth) - truth).square().flatten(2).mean(2)
-                psnr = (-10 * errors.log10()).mean(1)
-                print(
-                    f"| {epochs} | {samples} | {steps} | {preset} | "
-                    f"{mean_and_error(found.loss)} | {mean_and_error(psnr)} | "
-                    f"{float(found.alpha.mean()):.2f} | {taken:.0f} |",
-                    flush=True,
-                )
-
-
-def cost_of(preset: str, samples: int, epochs: int, calls: int) -> None:
-    """Prints CPU seconds of an evaluation and the memory that it adds at its peak."""
-    torch.manual_seed(0)
-    net = FEMNISTCNN(num_classes=10)
-    update, _ = simulated(net, 1, samples, epochs)
-    attack, maps = update_presets.get(preset).attack, GradientMap(net)
-    assert update.labels is not None
-    with opened(maps) as path_for:
-        given = maps, update, update.labels, path_for
-        objective: UpdateObjective
-        if isinstance(attack, SimulationAttack):
-            assert update.training is not None
-            samples *= attack.sets(update.training, samples)
-            estimate = attack.cost(maps, update)
-            objective = SimulationObjective(attack, *given, PIXELS, estimate)
-        else:
-            every = 0 if preset == "ig-update" else 1
-            objective = SurrogateObjective(*given, Priors(tv=0.005), every=every)
-        x, alpha = torch.randn(1, samples, 1, 28, 28), torch.tensor([0.5])
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-        before = memory("VmRSS")
-        seconds = []
-        for _ in range(calls + 1):
-            began = time.process_time()
-            objective(x, alpha, torch.tensor([0]), 0)
-            seconds.append(time.process_time() - began)
-    # The first call tries the path out.
-    print(min(seconds[1:]), memory("VmHWM") - before)
-
-
-def memory(entry: str) -> float:
-    """MiB of this process, as Linux counts them."""
-    status = Path("/proc/self/status").read_text()
-    (line,) = [r for r in status.splitlines() if r.startswith(entry)]
-    return int(line.split()[1]) / 1024
-
-
-def cost(args: argparse.Namespace) -> None:
-    print(f"| E | N | T | attack | CPU ms per step | MiB at its peak |\n|{'---|' * 6}")
-    for epochs in args.epochs:
-        samples = max(args.samples)
-        steps = epochs * -(-samples // 10)
-        for preset in args.presets:
-            call = [sys.executable, __file__, "--part", "one", "--one", preset]
-            call += [str(samples), str(epochs), "2" if preset == "dlfa" else "10"]
-            out = subprocess.run(call, check=True, capture_output=True, text=True)
-            seconds, peak = map(float, out.stdout.split())
-            print(
-                f"| {epochs} | {samples} | {steps} | {preset} | {1000 * seconds:.1f} | "
-                f"{peak:.0f} |",
-                flush=True,
-            )
+    return client_updates(sent)[0]
 
 
 def published(net: nn.Module, update: WeightUpdate, client: int, x: Tensor) -> Callable:
@@ -228,13 +117,13 @@ def batch(args: argparse.Namespace) -> None:
     head = "published, one by one | SME, 8 at once | gain | IG, 8 at once | SME / IG"
     print(f"| network | N | {head} | as shipped / IG |\n|{'---|' * 8}")
     for name in args.networks:
-        for samples in (1, 2, 10):
+        for samples in args.samples:
             build = NETWORKS[name]
             torch.manual_seed(0)
             net = build().eval()
-            update, _ = simulated(net, 8, samples, 2)
-            starts = torch.randn(8, samples, 1, 28, 28)
-            loops = [published(net, update, i, starts[i]) for i in range(8)]
+            update = simulated(net, samples)
+            starts = torch.randn(CLIENTS, samples, 1, 28, 28)
+            loops = [published(net, update, i, starts[i]) for i in range(CLIENTS)]
             maps = GradientMap(net)
             rows: dict[str, list[float]] = {"plain": []}
             attacks = {
@@ -267,15 +156,16 @@ def batch(args: argparse.Namespace) -> None:
 def alpha(args: argparse.Namespace) -> None:
     """What learning α costs: as many steps of each in turns, without the optimiser."""
     print(f"| network | N | IG | SME / IG | as published / IG |\n|{'---|' * 5}")
-    clients, steps = torch.arange(8), SurrogateAttack().alpha_every
+    clients, steps = torch.arange(CLIENTS), SurrogateAttack().alpha_every
     for name in args.networks:
         for samples in args.samples:
             torch.manual_seed(0)
             net = NETWORKS[name]().eval()
-            update, _ = simulated(net, 8, samples, 2)
+            update = simulated(net, samples)
             assert update.labels is not None
             maps = GradientMap(net)
-            x, half = torch.randn(8, samples, 1, 28, 28), torch.full((8,), 0.5)
+            x = torch.randn(CLIENTS, samples, 1, 28, 28)
+            half = torch.full((CLIENTS,), 0.5)
             taken: dict[int, list[float]] = {0: [], steps: []}
             taken[1] = []
             with opened(maps) as path_for:
@@ -304,13 +194,13 @@ def runs(args: argparse.Namespace) -> None:
     print("| network | N | 8 runs of one | one run of 8 | gain |")
     print("|---|---|---|---|---|")
     for name in args.networks:
-        for samples in (1, 2, 10):
+        for samples in args.samples:
             torch.manual_seed(0)
             net = NETWORKS[name]().eval()
-            update, _ = simulated(net, 8, samples, 2)
+            update = simulated(net, samples)
             assert update.labels is not None
             named = zip(
-                update.final, update.labels, update.index or range(8), strict=True
+                update.final, update.labels, update.index or range(CLIENTS), strict=True
             )
             alone = [
                 replace(update, final=w[None], labels=y[None], index=(i,))
@@ -331,38 +221,18 @@ def runs(args: argparse.Namespace) -> None:
             )
 
 
+PARTS = {"batch": batch, "alpha": alpha, "runs": runs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", default="all")
-    parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--epochs", type=int, nargs="+", default=[10, 20, 50])
-    parser.add_argument("--samples", type=int, nargs="+", default=[10, 50])
-    parser.add_argument("--presets", nargs="+", default=["ig-update", "sme", "dlfa"])
-    parser.add_argument("--most", type=int, default=20, help="T up to which DLFA runs")
-    parser.add_argument("--alpha-every", type=int, help="default: the attack's")
-    parser.add_argument(
-        "--sets",
-        choices=("each", "one"),
-        help="of DLFA's images: one for each epoch, or one for all",
-    )
+    parser.add_argument("--part", choices=("all", *PARTS), default="all")
+    parser.add_argument("--samples", type=int, nargs="+", default=[1, 2, 10])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.part == "one":
-        preset, *numbers = args.one
-        cost_of(preset, *map(int, numbers))
-        return
-    parts = {
-        "quality": quality,
-        "cost": cost,
-        "batch": batch,
-        "alpha": alpha,
-        "runs": runs,
-    }
-    for name, part in parts.items():
+    for name, part in PARTS.items():
         if args.part in (name, "all"):
             print(f"\n{name}\n")
             part(args)
