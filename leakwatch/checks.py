@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -151,15 +151,16 @@ def check_function(name: str, value: Any, what: str) -> None:
 
 
 def check_dtype(value: Any) -> torch.dtype:
-    """The precision of that name.
+    """The precision of that name, or that one itself.
 
     Raises:
-        ValueError: for anything but ``"float32"`` and ``"float64"``.
+        ValueError: for anything but ``"float32"``, ``"float64"`` and torch's own.
     """
     dtypes = {"float32": torch.float32, "float64": torch.float64}
-    if not isinstance(value, str) or value not in dtypes:
+    found = dtypes.get(value) if isinstance(value, str) else value
+    if found not in dtypes.values():
         raise ValueError(f"dtype must be 'float32' or 'float64', got {value!r}.")
-    return dtypes[value]
+    return cast(torch.dtype, found)
 
 
 def check_name(name: str, value: Any) -> str:

@@ -141,7 +141,7 @@ class GradientDefense(Placed):
         *,
         reduction: Reduction = "mean",
         criterion: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
-        dtype: str = "float32",
+        dtype: str | torch.dtype = "float32",
         seed: int = 0,
         refresh_every: int = 1,
         basis_memory: float = 1024.0,
@@ -151,7 +151,6 @@ class GradientDefense(Placed):
     ) -> None:
         super().__init__()
         averaging(1, reduction)
-        check_dtype(dtype)
         check_function(
             "criterion",
             criterion,
@@ -160,7 +159,7 @@ class GradientDefense(Placed):
         self.defense = _checked(defense)
         self.reduction: Reduction = reduction
         self.criterion = criterion
-        self.dtype = dtype
+        self.dtype = str(check_dtype(dtype)).removeprefix("torch.")
         self.seed = check_integer("seed", seed, smallest=0)
         self._memory = memory_for(self.defense, refresh_every, basis_memory)
         self.refresh_every, self.basis_memory = refresh_every, basis_memory

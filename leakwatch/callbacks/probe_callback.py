@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast, get_args
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -95,7 +96,7 @@ class RecordingCallback(Placed, Probing):
         criterion: Literal["training_step"]
         | Callable[[nn.Module, Tensor, Tensor], Tensor]
         | None = None,
-        dtype: str = "float32",
+        dtype: str | torch.dtype = "float32",
         max_memory: float = DEFAULT_MAX_MEMORY,
         seed: int = 0,
         directory: str | None = None,
@@ -107,7 +108,6 @@ class RecordingCallback(Placed, Probing):
         verbose: bool = True,
     ) -> None:
         super().__init__()
-        check_dtype(dtype)
         if criterion == "training_step" and self.message is GRADIENT:
             criterion = training_step_losses
         check_function(
@@ -126,7 +126,7 @@ class RecordingCallback(Placed, Probing):
         self.std: tuple[float, ...] | None
         self.mean, self.std = check_channels(mean, std)
         self.criterion = cast(Criterion | None, criterion)
-        self.dtype = dtype
+        self.dtype = str(check_dtype(dtype)).removeprefix("torch.")
         self.max_memory = check_number("max_memory", max_memory, example=2048)
         self.products = check_integer("products", products, example=100)
         self.seed = check_integer("seed", seed, smallest=0)

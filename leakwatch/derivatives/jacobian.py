@@ -147,7 +147,7 @@ class GradientJacobian:
                 return Status(
                     "unresolved",
                     f"the gradient underflows float32, and has a norm of {norm:.0e}; "
-                    f"compute with dtype=torch.float64",
+                    "compute in float64 (argument dtype)",
                 )
             if not flat:  # a perfect fit, next to which there is none
                 return self.gradients.doubt

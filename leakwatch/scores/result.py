@@ -19,7 +19,7 @@ ACCURATE: Final = 0.1
 USABLE: Final = 1.0
 # The middle of [0, x] is within 100 % of itself whatever x is.
 _WIDEST: Final = 0.5
-_DOUBLE: Final = "compute with dtype=torch.float64"
+_DOUBLE: Final = "compute in float64 (argument dtype)"
 #: What to do about a number for which the products did not suffice.
 REMEDY: Final = "raise products, or use solver='exact' if d_x allows"
 
@@ -50,9 +50,9 @@ class Value(NamedTuple):
 
 # What statuses advise, and what is left to say in float64.
 _IN_DOUBLE = {
-    "compute with dtype=torch.float64, and if that says the same, the gradient does "
+    "compute in float64 (argument dtype), and if that says the same, the gradient does "
     "not show": "it is float64 already: the gradient does not show",
-    "compute with dtype=torch.float64": "it is float64 already",
+    "compute in float64 (argument dtype)": "it is float64 already",
     "; use float64 if it matters": "",
     " or use float64": "",
 }

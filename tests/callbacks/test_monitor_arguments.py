@@ -62,7 +62,7 @@ def probes() -> ProbeSet:
         ({"criterion": "mse"}, TypeError, r"criterion must be a function .*got str"),
         ({"solver": "exakt"}, ValueError, r"solver must be one of .*'exakt'"),
         ({"dtype": "float16"}, ValueError, r"'float32' or 'float64', got 'float16'"),
-        ({"dtype": torch.float32}, ValueError, r"'float32' or 'float64'"),
+        ({"dtype": torch.float16}, ValueError, r"'float32' or 'float64'"),
         ({"directory": ""}, ValueError, r"directory is empty"),
         ({"directory": 3}, TypeError, r"directory must be a path or None, got 3"),
         ({"report": "yes"}, TypeError, r"report must be True or False"),

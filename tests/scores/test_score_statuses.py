@@ -450,6 +450,6 @@ def test_float64_is_not_advised_in_float64() -> None:
             net, x, y, ["lavp", "i2f"], noise_std=1e-3, dtype=dtype, parameters="2.*"
         )
         reasons[dtype] = " ".join(s[0].reason for s in found.status.values())
-    assert "compute with dtype=torch.float64" in reasons[torch.float32]
+    assert "compute in float64 (argument dtype)" in reasons[torch.float32]
     assert "compute with" not in reasons[torch.float64]
     assert "it is float64 already" in reasons[torch.float64]

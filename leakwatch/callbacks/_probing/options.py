@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Literal, TypedDict, TypeVar, get_args, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from leakwatch.names import meant
@@ -30,7 +31,7 @@ class RecordOptions(TypedDict, total=False):
     criterion: (
         Literal["training_step"] | Callable[[nn.Module, Tensor, Tensor], Tensor] | None
     )
-    dtype: str
+    dtype: str | torch.dtype
     max_memory: float
     seed: int
     directory: str | None

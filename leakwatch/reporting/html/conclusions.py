@@ -70,7 +70,10 @@ def conclude(
     if headline is None or not headline.summary.used:
         return []
     answers = {
-        "Who is worst off, and is it rising?": _worst(headline, facts),
+        "Who is worst off, and is it rising?": [
+            *_worst(headline, facts),
+            *_attacked_alone(everything, headline),
+        ],
         f"How many are above {CLEARLY_ABOVE:g} dB?": _above(headline),
         "Does the prediction deserve trust?": [
             *_bounds(headline),
@@ -116,7 +119,10 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
             if turned and abs(later) >= _NOTICED
             else ""
         )
-        yield f"The median {changed} since the first probe{since}."
+        of = "The median"
+        if headline.compared < summary.count:
+            of += f" of the {headline.compared} with a number then and now"
+        yield f"{of} {changed} since the first probe{since}."
     if headline.peak_moment is not None and headline.peak > summary.worst + _NOTICED:
         yield (
             f"The worst moment was {moment_words(headline.peak_moment)}, with "
@@ -124,6 +130,24 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
                 decibels(headline.peak), headline.peak_bound, headline.peak_estimated
             )
             + "."
+        )
+
+
+def _attacked_alone(everything: LedgerTable, headline: Headline) -> Iterable[str]:
+    """Name a sample that has no prediction, and that attacks show to be exposed."""
+    found = [
+        (value, sample)
+        for moment in audits(everything)[-1:]
+        for kind in KINDS
+        if (reached := conclusive_values(everything, moment, kind, "psnr")) is not None
+        for value, sample in zip(reached.usable_values, reached.samples, strict=True)
+        if not headline.column.at(sample).usable and value > headline.summary.worst
+    ]
+    if found:
+        value, sample = max(found)
+        yield (
+            f"Sample #{sample} has no prediction, and an attack came to "
+            f"{decibels(float(value))} on it: it is worse off."
         )
 
 

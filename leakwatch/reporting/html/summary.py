@@ -116,6 +116,8 @@ def _predicted(
     if math.isfinite(headline.change):
         direction = "more" if headline.change > 0 else "less"
         change = f"{abs(headline.change):.1f} dB {direction} than at the first probe"
+        if headline.compared < summary.count:
+            change += f", of {count(headline.compared, 'sample')}"
         if headline.change_of_bounds:
             change += ", by bounds, which may hide another change"
     elif headline.probes > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import final
 
 from leakwatch.reporting.ledger.table import Column, LedgerTable, LedgerValue, Moment
@@ -23,14 +24,15 @@ class Headline:
         probes: At how many moments it was recorded.
         column: Its values, in dB.
         summary: Their summary; NaN with a reason if none is usable.
-        change: Median now minus median at the first probe, in dB; NaN when one
-            of them is not known or there was one probe only.
+        change: Median now minus median at the first probe, in dB, of the samples that
+            have a number at both; NaN where none has, and for one probe.
         peak: Highest predicted PSNR of any sample at any probe, in dB.
         peak_moment: When that was.
         clearly: How many samples lie above the "clearly recognisable" line.
         peak_bound: Whether ``peak`` may be more.
         peak_estimated: Whether it is an estimate.
         change_of_bounds: Whether one of the medians of ``change`` may be more.
+        compared: How many samples ``change`` is about.
         last_change: As ``change``, since the probe before; NaN for two probes.
         worst_before: What the sample that is most exposed now was at the first probe;
             None where there was one probe only, or no sample is.
@@ -48,6 +50,7 @@ class Headline:
     peak_bound: bool = False
     peak_estimated: bool = False
     change_of_bounds: bool = False
+    compared: int = 0
     last_change: float = math.nan
     worst_before: LedgerValue | None = None
 
@@ -74,9 +77,9 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
     highest, peak_moment = max(
         peaks, key=lambda pair: pair[0].worst, default=(summaries[-1], None)
     )
-    change = (
-        summaries[-1].median - summaries[0].median if len(summaries) > 1 else math.nan
-    )
+    change, compared, of_bounds = math.nan, 0, False
+    if len(moments) > 1:
+        change, compared, of_bounds = _change(column, table.columns[moments[0], name])
     worst, first = summaries[-1].worst_sample, table.columns[moments[0], name]
     return Headline(
         quantity=name,
@@ -90,13 +93,24 @@ def _headline(table: LedgerTable, name: str) -> Headline | None:
         clearly=int((column.values[column.usable] > CLEARLY_ABOVE).sum()),
         peak_bound=highest.bounds > 0,
         peak_estimated=highest.worst_estimated,
-        change_of_bounds=bool(summaries[0].bounds or summaries[-1].bounds),
+        change_of_bounds=of_bounds,
+        compared=compared,
         last_change=(
-            summaries[-1].median - summaries[-2].median
-            if len(summaries) > 2
+            _change(column, table.columns[moments[-2], name])[0]
+            if len(moments) > 2
             else math.nan
         ),
         worst_before=(
             None if worst is None or len(summaries) == 1 else first.at(worst)
         ),
     )
+
+
+def _change(now: Column, before: Column) -> tuple[float, int, bool]:
+    """Change of the median, how many samples it is about, whether some are bounds."""
+    pairs = [(now.at(sample), before.at(sample)) for sample in now.samples]
+    pairs = [(a, b) for a, b in pairs if a.usable and b.usable]
+    if not pairs:
+        return math.nan, 0, False
+    change = median(a.value for a, _ in pairs) - median(b.value for _, b in pairs)
+    return change, len(pairs), any(a.bound or b.bound for a, b in pairs)

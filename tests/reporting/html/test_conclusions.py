@@ -54,6 +54,27 @@ def test_what_the_worst_sample_was_may_not_be_known() -> None:
     assert "first probe" not in answers(*probe(1, 18.0, 26.0))["Who"]
 
 
+def test_medians_are_compared_over_the_same_samples() -> None:
+    first = probe(0, 20.0, 21.0, 60.0, 61.0)
+    said = answers(*first, *probe(1, 23.0, 25.0, math.nan, math.nan))["Who"]
+    both = "The median of the 2 with a number then and now rose by 3.5 dB since"
+    assert both in said
+    nothing = [*probe(0, math.nan, 20.0), *probe(1, 20.0, math.nan)]
+    assert "The median" not in answers(*nothing)["Who"]
+
+
+def test_a_sample_without_prediction_is_worst_off_where_attacks_show_it() -> None:
+    known = probe(1, 20.0, math.nan, 20.0)
+    alone = "Sample #1 has no prediction, and an attack came to 50.0 dB on it"
+    said = answers(*known, *attacked("near", [20.5, 50.0, 19.0], [True] * 3))["Who"]
+    assert f"{alone}: it is worse off." in said
+    failed = attacked("near", [20.5, 50.0, 19.0], [True, False, True])
+    weaker = attacked("near", [20.5, 15.0, 19.0], [True] * 3)
+    both = [*probe(1, 20.0, 49.0, 20.0), *attacked("near", [1.0, 50.0], [True] * 2)]
+    for rows in ([*known, *failed], [*known, *weaker], both):
+        assert "has no prediction" not in answers(*rows)["Who"]
+
+
 def test_a_turn_since_the_first_probe_is_named() -> None:
     fell = [*probe(0, 42.0, 42.0), *probe(1, 19.0, 19.0)]
     said = answers(*fell, *probe(2, 30.0, 30.0))["Who"]
