@@ -172,6 +172,7 @@ class InversionAudit(ProbeCallback):
             time_limit=time_limit,
             seed=self.seed,
         )
+        self.attacking = self.audit.time_limit or 0.0
 
     def measure(self, step: ProbeStep) -> Share:
         """Scores and attacks this process's part of the chosen; raises no error."""

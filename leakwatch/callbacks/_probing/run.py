@@ -58,6 +58,8 @@ class Probing(ABC):
         budget: the share of training that watching may take; ``None``: any.
         foretold: whether the time of a step can be told beforehand, because it only
             scores.
+        attacking: seconds that a step may attack for; 0 where it does not attack, or
+            where nothing limits it.
         subject: what a command needs to build network and data again; ``None``: they
             come from a program.
     """
@@ -66,6 +68,7 @@ class Probing(ABC):
     message: ClassVar[Message] = GRADIENT
     budget: float | None = None
     foretold: ClassVar[bool] = False
+    attacking: float = 0.0
     name: str
     report: bool
     live: bool

@@ -302,12 +302,20 @@ class ProbeSession:
         return f"budget={self._probing.budget} allows no more"
 
     def _foretell(self, trainer: Trainer) -> None:
-        seconds = self._run.foreseen(trainer.world_size)
-        if seconds > _LONG and self._probing.verbose:
+        seconds, probing = self._run.foreseen(trainer.world_size), self._probing
+        if not probing.verbose:
+            return
+        if seconds > _LONG:
             say(
                 trainer,
                 f"leakwatch: a probe step of {len(self.probes)} probes will take about "
                 f"{seconds:.0f} s",
+            )
+        if probing.attacking > _LONG:
+            say(
+                trainer,
+                f"{probing.name}: each audit may attack for {probing.attacking:.0f} s "
+                "(time_limit), after it has scored its samples",
             )
 
     def _say_cost(self, trainer: Trainer, epoch: int) -> None:

@@ -167,7 +167,7 @@ def _cost(table: LedgerTable) -> list[Card]:
     shares = [row.value for row in fractions if row.usable]
     total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
     if shares:
-        total = f"of all time since training began, preparation included; {total}"
+        total = f"of all time from the start of training to this probe; {total}"
         return [Card("Cost of watching", f"{shares[-1]:.1%}", total)]
     share = "share of training not recorded"
     if fractions and status_word(fractions[-1].status) == "undefined":

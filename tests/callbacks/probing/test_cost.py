@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from monitor_cases import Tiny, fit, loader, moments_of, monitor, trainer
 
-from leakwatch.callbacks import LeakageMonitor
+from leakwatch.callbacks import InversionAudit, LeakageMonitor
 from leakwatch.callbacks._probing import session
 from leakwatch.callbacks._probing.cost import advice, affordable, forecast
 from leakwatch.reporting import RiskLedger
@@ -94,6 +94,28 @@ def test_the_first_step_says_what_comes(
     (advised,) = [line for line in lines if "watching takes" in line]
     assert lines.index(before) < lines.index(first) < lines.index(advised)
     assert "for each of 3 more" in first
+
+
+def test_an_audit_says_how_long_it_may_attack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = said(monkeypatch)
+    for limit in (40.0, 20.0, None):
+        audit = InversionAudit(
+            4,
+            attack=None,
+            samples=1,
+            scores=["grad_norm"],
+            time_limit=limit,
+            every_n_epochs=5,
+            directory=str(tmp_path / str(limit)),
+            report=False,
+        )
+        fit(tmp_path, audit, max_epochs=1)
+    assert [line for line in lines if "may attack" in line] == [
+        "leakwatch-audit: each audit may attack for 40 s (time_limit), after it has "
+        "scored its samples"
+    ]
 
 
 @pytest.mark.parametrize("budget", [0.0, 1.0, -0.1, 2])
