@@ -16,7 +16,7 @@ from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels
 from leakwatch.priors import GaussianPrior
-from leakwatch.reporting.words import count, number
+from leakwatch.reporting.words import count, decibels, number
 from leakwatch.scores import Value, score
 from leakwatch.scores.api import PriorName
 from leakwatch.scores.measure.plan import Solver
@@ -72,6 +72,8 @@ class NoiseRecommendation:
         target_psnr: dB.
         share: of the probes, that is held to it.
         predicted: what the prediction alone asks for, before any check.
+        aim: dB at which predictions are held: 1 below the target where attacks check
+            them, lower after one came above the target.
         probes: most demanding first, unknown ones before all others.
         checks: attacks of the last round.
     """
@@ -81,6 +83,7 @@ class NoiseRecommendation:
     target_psnr: float
     share: float
     predicted: float
+    aim: float
     probes: tuple[ProbeNoise, ...]
     checks: tuple[Check, ...] = ()
 
@@ -92,6 +95,11 @@ class NoiseRecommendation:
         else:
             head += "no noise can be recommended"
         lines = [f"{head} ({self.status})"]
+        if self.status.usable and self.aim < self.target_psnr:
+            lines.append(
+                f"  predictions are held at {decibels(self.aim)}, below the target, "
+                "since attacks come out a little above them"
+            )
         ratios = [p.noise_to_gradient for p in self.probes]
         known = sorted(r for r in ratios if not math.isnan(r))
         if known and self.status.usable:
@@ -253,7 +261,7 @@ def recommend_noise(
         found = f"noise_std = {number(first.noise_std)}"
     then = f"; attacks on {attacked}" if attacked else ""
     say(f"predicted for {count(len(x), 'probe')}: {found}{then}")
-    answer = _Answer(first, (), first.status)
+    answer = _Answer(first, (), first.status, aim)
     if first.status.usable:
         answer = _checked(
             first, attack, target_psnr, aim, share, check, rounds, slack, hopeless, say
@@ -279,6 +287,7 @@ def recommend_noise(
         target_psnr=target_psnr,
         share=share,
         predicted=first.noise_std,
+        aim=answer.aim,
         probes=tuple(probes),
         checks=answer.checks,
     )
@@ -290,6 +299,7 @@ class _Answer(NamedTuple):
     enough: Enough
     checks: tuple[Check, ...]
     status: Status
+    aim: float
 
 
 def _checked(
@@ -307,7 +317,7 @@ def _checked(
     """Attacks, and asks for more noise where they come above the target."""
     if check == 0:
         status = Status("estimated", "predicted, not checked by an attack")
-        return _Answer(first, (), status)
+        return _Answer(first, (), status, aim)
     now = first
     checks: tuple[Check, ...] = ()
     for turn in range(1, rounds + 1):
@@ -320,7 +330,7 @@ def _checked(
             f"{count(len(checks), 'attack')} matched{best}"
         )
         if over <= slack:
-            return _Answer(now, checks, _verdict(first, now, checks))
+            return _Answer(now, checks, _verdict(first, now, checks), aim)
         aim -= over
         more = enough(attack.spectra, aim, share, hopeless)
         if not more.status.usable:
@@ -332,7 +342,7 @@ def _checked(
         f"the target of {target:g} dB; ask for a higher target_psnr, allow more "
         "rounds, or give the prior of your data"
     )
-    return _Answer(now, checks, Status("failed", reason))
+    return _Answer(now, checks, Status("failed", reason), aim)
 
 
 def _verdict(first: Enough, now: Enough, checks: tuple[Check, ...]) -> Status:

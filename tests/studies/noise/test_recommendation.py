@@ -204,6 +204,8 @@ def test_the_check_attacks_the_worst_with_the_noise() -> None:
         assert c.mean_image == pytest.approx(blank, abs=1e-4)
         assert c.predicted <= TARGET + 1e-9
     assert f"noise_std = {found.noise_std:.3g}"[:15] in str(found)
+    assert found.aim <= TARGET - 1
+    assert f"predictions are held at {found.aim:.1f} dB" in str(found)
 
 
 def attacks(
@@ -232,6 +234,10 @@ def test_more_noise_where_the_attack_comes_above(
     assert asked == [found.predicted, found.noise_std]
     # A decibel below the target at first, and then by as much as the attack was above.
     assert predicted(found.noise_std)[0] == pytest.approx(TARGET - 3, abs=0.2)
+    assert found.aim == pytest.approx(TARGET - 3)
+    alone = leakwatch.recommend_noise(network(), x, y, target_psnr=TARGET, check=0)
+    assert alone.aim == TARGET
+    assert "are held at" not in str(alone)
 
 
 def test_an_attack_that_is_never_held_is_a_failure(
