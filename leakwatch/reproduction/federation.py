@@ -51,7 +51,7 @@ def federate(
         seed: of weights, split and order.
         device: where.
     """
-    started = time.process_time()
+    started, learning = time.process_time(), 0.0
     begun = train(replace(network, optimizer="sgd", epochs=0, keep=()), data, seed)
     server = FederatedAveraging(
         network.build(data, begun.states[0]).to(device),
@@ -63,13 +63,15 @@ def federate(
     )
     states, accuracy = {}, {}
     for rounds in sorted({*network.keep, network.epochs}):
+        began = time.process_time()
         list(server.run(rounds - server.completed))
+        learning += time.process_time() - began
         module = server.module
         states[rounds] = {
             k: v.detach().cpu().clone() for k, v in module.state_dict().items()
         }
         accuracy[rounds] = _accuracy(network, data, states[rounds])
-    return Trained(states, accuracy, time.process_time() - started)
+    return Trained(states, accuracy, time.process_time() - started, learning)
 
 
 def _clients(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,11 +110,13 @@ class Trained:
         states: weights by completed epochs.
         accuracy: on test images, by completed epochs.
         seconds: CPU time.
+        learning: CPU time of the steps alone, where it was trained in this process.
     """
 
     states: dict[int, dict[str, Tensor]]
     accuracy: dict[int, float]
     seconds: float
+    learning: float = math.nan
 
     @property
     def last(self) -> int:
@@ -132,7 +135,7 @@ def train(
         seed: of weights, order and augmentation.
         device: where.
     """
-    started = time.process_time()
+    started, learning = time.process_time(), 0.0
     kept = {*network.keep, network.epochs}
     states: dict[int, dict[str, Tensor]] = {}
     accuracy: dict[int, float] = {}
@@ -154,6 +157,7 @@ def train(
             loader = _loader(network, data)
             for epoch in range(1, network.epochs + 1):
                 net.train()
+                began = time.process_time()
                 for x, y in loader:
                     optimizer.zero_grad()
                     logits = net(x.to(device))
@@ -161,8 +165,9 @@ def train(
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                 schedule.step()
+                learning += time.process_time() - began
                 keep(epoch, net)
-    return Trained(states, accuracy, time.process_time() - started)
+    return Trained(states, accuracy, time.process_time() - started, learning)
 
 
 def encode(trained: Trained) -> dict[str, Any]:

@@ -32,6 +32,8 @@ Say = Callable[[str], object]
 _FORMAT: Final = "reproduction 1"
 # Times the accuracy of guessing, from which on a network has learnt something.
 _LEARNT: Final = 1.5
+# Images that are enough to time an epoch.
+_TIMED: Final = 512
 
 
 def reproduce(
@@ -172,10 +174,10 @@ def estimate(
     data: str | None = None,
     device: str = "cpu",
 ) -> Estimate:
-    """Time one epoch of each network and small pieces of a few cells.
+    """Time part of an epoch of each network and small pieces of a few cells.
 
-    The seconds of an epoch are multiplied by the epochs, those of a piece by how many
-    more images, tries and steps a cell has. Networks are those after one epoch.
+    The seconds of an image are multiplied by the images and epochs, those of a piece by
+    how many more images, tries and steps a cell has. Networks are hardly trained.
 
     Args:
         experiment: what to time.
@@ -193,21 +195,19 @@ def estimate(
     whole = settings.needed()
     small, factors = settings.piece()
     trained: dict[str, Trained] = {}
-    seconds, timed, known = 0.0, [], dict[tuple[str, str], Trained]()
+    seconds, timed = 0.0, list[str]()
+    known = dict[tuple[str, str], tuple[float, Trained]]()
     for need in whole:
-        short = replace(need.network, epochs=min(1, need.network.epochs), keep=())
         if (need.data, need.name) not in known:
-            known[need.data, need.name] = trainer(short)(
-                short, pictures[need.data].module, 0, device
-            )
-            one = known[need.data, need.name].seconds
+            epoch, fixed, one = _epoch(need.network, pictures[need.data], device)
+            known[need.data, need.name] = epoch * need.network.epochs + fixed, one
             timed.append(
-                f"an epoch of {need.name} on {need.data}: {one:.1f} s, "
+                f"an epoch of {need.name} on {need.data}: {epoch:.1f} s, "
                 f"{need.network.epochs} in all, {len(whole)} networks"
             )
-        kept = known[need.data, need.name]
-        trained[need.place] = _as_if_all(kept, need.network)
-        seconds += kept.seconds * max(1, need.network.epochs)
+        each, one = known[need.data, need.name]
+        trained[need.place] = _as_if_all(one, need.network)
+        seconds += each
     lab = Lab(pictures, trained)
     pieces, cells_ = small.cells(lab), settings.cells(lab)
     for part in dict.fromkeys(cell.part for cell in pieces):
@@ -289,6 +289,20 @@ def _store(
     output: Path, encode: Callable[[_T], Any], decode: Callable[[Any], _T]
 ) -> CellStore[_T]:
     return CellStore(output / "cells", _FORMAT, encode, decode)
+
+
+def _epoch(
+    network: networks.Network, pictures: Pictures, device: str
+) -> tuple[float, float, Trained]:
+    """Seconds of an epoch, those spent once, and a network that saw a part of one."""
+    data = pictures.module
+    assert data.train_dataset is not None  # set up
+    images = len(data.train_dataset) if network.images is None else network.images
+    # Of few clients none may answer.
+    few = images if network.optimizer == "fedavg" else min(_TIMED, images)
+    short = replace(network, epochs=min(1, network.epochs), keep=(), images=few)
+    found = trainer(short)(short, data, 0, device)
+    return found.learning * images / few, found.seconds - found.learning, found
 
 
 def _as_if_all(kept: Trained, network: networks.Network) -> Trained:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,19 @@ import leakwatch
 from leakwatch.attacks import attack
 from leakwatch.quality import quality
 from leakwatch.reporting.statistics.correlation import spearman
-from leakwatch.reproduction import Result, estimate, read, reproduce
+from leakwatch.reproduction import Result, estimate, read, reproduce, run
 from leakwatch.reproduction.cells import Lab
 from leakwatch.reproduction.cells import decode as decode_outcome
 from leakwatch.reproduction.cells import encode as encode_outcome
 from leakwatch.reproduction.data import open_data
 from leakwatch.reproduction.kinds.base import AttackSettings
-from leakwatch.reproduction.networks import Network, decode, encode, train
+from leakwatch.reproduction.networks import (
+    Network,
+    Trained,
+    decode,
+    encode,
+    train,
+)
 
 
 def test_numbers_are_those_of_the_public_functions(tiny: Path, tmp_path: Path) -> None:
@@ -158,6 +165,25 @@ def test_an_estimate_adds_up(tiny: Path) -> None:
     assert (found.cells, found.networks) == (6, 2)
     assert 0 < found.hours < 1
     assert any("an epoch of linear" in line for line in found.timed)
+
+
+def test_an_epoch_is_told_from_a_part_of_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int | None] = []
+
+    def second_an_image(network: Network, *where: Any) -> Trained:
+        seen.append(network.images)
+        found = train(network, *where)
+        return replace(found, seconds=float(network.images or 0) + 7.0, learning=20.0)
+
+    monkeypatch.setattr(run, "_TIMED", 20)
+    monkeypatch.setattr(run, "trainer", lambda network: second_an_image)
+    found = estimate(read(tiny), scale="small", most=1)
+    # 20 of 64 images took 20 of 27 seconds; the rest is spent once a network.
+    assert seen == [20]
+    assert "an epoch of linear on mnist_sample: 64.0 s, 1 in all" in found.timed[0]
+    assert found.hours * 3600 == pytest.approx(2 * (64 + 7), rel=0.1)
 
 
 def test_cells_can_be_sent_to_other_processes(tiny: Path) -> None:
