@@ -130,7 +130,7 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     whole = channel(spectrum, settings)
     if whole is None and spectrum.sums is None:
         return spectrum.no_spectrum()
-    wanted = _wanted(spectrum, settings)
+    wanted = squared_error_at_target(spectrum.d_x, settings)
     alone = spectrum.d_x * settings.prior_std**2
     if whole is not None:
         alone = float(whole.weight.sum())
@@ -148,9 +148,9 @@ def noise_std_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     return whole.judged(lambda gain: noise_for_squared_error(whole, gain, wanted))
 
 
-def _wanted(spectrum: SampleSpectrum, settings: Settings) -> float:
-    """The squared error, norm over the image, that has the target PSNR."""
-    return spectrum.d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
+def squared_error_at_target(d_x: int, settings: Settings) -> float:
+    """The squared error, over all d_x pixels, that has the target PSNR."""
+    return d_x * settings.data_range**2 * 10 ** (-settings.target_psnr / 10)
 
 
 def safe_noise_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
@@ -173,5 +173,5 @@ def safe_noise_for_psnr(spectrum: SampleSpectrum, settings: Settings) -> Value:
     whole = channel(spectrum, settings)
     if value.status.word != "unresolved" or whole is None:
         return value
-    wanted = _wanted(spectrum, settings)
+    wanted = squared_error_at_target(spectrum.d_x, settings)
     return Value(noise_for_squared_error(whole, whole.most, wanted), AT_MOST)

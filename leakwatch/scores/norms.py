@@ -7,7 +7,7 @@ import math
 
 from leakwatch.scores.measure.sample_spectrum import SampleSpectrum
 from leakwatch.scores.registry import scored
-from leakwatch.scores.result import Value
+from leakwatch.scores.result import Value, judged
 from leakwatch.scores.settings import Settings
 
 _norm = functools.partial(scored, "norms", direction="higher = more exposed")
@@ -45,7 +45,18 @@ def loss(spectrum: SampleSpectrum, settings: Settings) -> Value:
 
 
 def root(value: Value) -> Value:
-    """√ of a value that can't be negative, with the same status."""
+    """√ of a value that can't be negative; what rounding did to it shrinks too.
+
+    Example:
+        >>> value = judged(4.0, 2.56, 5.76, "Σλ")
+        >>> value.status.reason.split("; ")[0]
+        'rounding may have changed it by up to 44 %'
+        >>> root(value).status.reason.split("; ")[0]
+        'rounding may have changed it by up to 20 %'
+    """
     if math.isnan(value.number):
         return value
-    return Value(math.sqrt(max(value.number, 0.0)), value.status)
+    number, *ends = (
+        math.sqrt(max(v, 0.0)) for v in (value.number, *(value.ends or ()))
+    )
+    return judged(number, *ends, "it") if ends else Value(number, value.status)

@@ -171,8 +171,7 @@ def from_probes(
     if rounding > USABLE * size:
         return Value.without(
             "unresolved",
-            f"rounding may have changed {what} by more than its size; compute with "
-            "dtype=torch.float64",
+            f"rounding may have changed {what} by more than its size; {_DOUBLE}",
         )
     if quadrature > _WIDEST * size or chance > _WIDEST * size:
         low, high = sorted(transform(bound) for bound in (plain.low, plain.high))

@@ -10,6 +10,7 @@ from typing import final
 
 from leakwatch.reporting.words import count
 from leakwatch.scores import Value
+from leakwatch.scores.bayes import squared_error_at_target
 from leakwatch.scores.measure.gaussian_channel import noise_for_squared_error
 from leakwatch.status import OK, Status
 from leakwatch.studies.noise.spectra import NoiseResponse
@@ -77,7 +78,7 @@ def _needed(spectrum: NoiseResponse, target_psnr: float) -> Value:
         return value
     # The most that rounding allows: a noise that is too small protects nobody.
     settings = replace(spectrum.settings, target_psnr=target_psnr)
-    wanted = len(channel.gain) * settings.data_range**2 * 10 ** (-target_psnr / 10)
+    wanted = squared_error_at_target(len(channel.gain), settings)
     most, plain = (
         noise_for_squared_error(channel, gain, wanted)
         for gain in (channel.most, channel.gain)
