@@ -56,7 +56,12 @@ def root(value: Value) -> Value:
     """
     if math.isnan(value.number):
         return value
-    number, *ends = (
-        math.sqrt(max(v, 0.0)) for v in (value.number, *(value.ends or ()))
-    )
-    return judged(number, *ends, "it") if ends else Value(number, value.status)
+    number = _root(value.number)
+    if value.ends is None:
+        return Value(number, value.status)
+    low, high = map(_root, value.ends)
+    return judged(number, low, high, "it")
+
+
+def _root(number: float) -> float:
+    return math.sqrt(max(number, 0.0))

@@ -40,6 +40,7 @@ __all__ = [
     "measured",
     "needs",
     "register",
+    "shortened",
 ]
 
 _KINDS: Final[dict[str, type[Kind]]] = {}
@@ -95,6 +96,27 @@ class Kind(ABC):
     def beside(self) -> Mapping[str, str]:
         """Row of ours → row of the paper to set beside it, where they differ."""
         return {}
+
+
+def shortened(
+    attacks: Mapping[str, AttackSettings], part: int, *, least: int
+) -> tuple[dict[str, AttackSettings], float]:
+    """Attacks that end early, for :meth:`Kind.piece`.
+
+    Args:
+        attacks: by name.
+        part: one in so many steps is left.
+        least: steps that are always left.
+
+    Returns:
+        The attacks, and how many times longer the one is that lost most; 1 for none.
+    """
+    short = {
+        name: replace(a, steps=max(least, a.length // part))
+        for name, a in attacks.items()
+    }
+    factors = (a.length / short[name].length for name, a in attacks.items())
+    return short, max(factors, default=1.0)
 
 
 class OneDataSet(Kind):

@@ -21,6 +21,7 @@ from leakwatch.reproduction.kinds.base import (
     check_data,
     measured,
     needs,
+    shortened,
 )
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Summary
@@ -108,14 +109,7 @@ class Batches(OneDataSet):
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
         """A hundredth of the steps."""
-        attacks = {
-            name: replace(a, steps=max(4, (a.steps or 2000) // 100))
-            for name, a in self.attacks.items()
-        }
-        factor = max(
-            (a.steps or 2000) / (attacks[name].steps or 1)
-            for name, a in self.attacks.items()
-        )
+        attacks, factor = shortened(self.attacks, 100, least=4)
         return replace(self, attacks=attacks), {"attack": factor}
 
 

@@ -26,6 +26,7 @@ from leakwatch.reproduction.kinds.base import (
     chunks,
     joined,
     measured,
+    shortened,
 )
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Panel, Summary
@@ -209,16 +210,9 @@ class Eigenvectors(_Rows):
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
         """One image and a fortieth of the steps."""
-        attacks = {
-            name: replace(a, steps=max(4, (a.steps or 2000) // 40))
-            for name, a in self.attacks.items()
-        }
-        factor = max(
-            self.per_cell * (a.steps or 2000) / (attacks[name].steps or 1)
-            for name, a in self.attacks.items()
-        )
+        attacks, factor = shortened(self.attacks, 40, least=4)
         small = replace(self, attacks=attacks, images=1, per_cell=1)
-        return small, {"attack": factor}
+        return small, {"attack": self.per_cell * factor}
 
 
 @final
@@ -288,21 +282,11 @@ class Effort(_Rows):
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
         """One image and a fortieth of the steps."""
-        attacks = {
-            name: replace(a, steps=max(4, (a.steps or 2000) // 40))
-            for name, a in self.attacks.items()
-        }
-        factor = max(
-            (
-                self.per_cell * (a.steps or 2000) / (attacks[name].steps or 1)
-                for name, a in self.attacks.items()
-            ),
-            default=1.0,
-        )
+        attacks, factor = shortened(self.attacks, 40, least=4)
         fewer = max(4, self.iterations // 40)
         many = self.per_cell * self.iterations / fewer
         small = replace(self, attacks=attacks, images=1, per_cell=1, iterations=fewer)
-        return small, {"scores": many, "attack": factor}
+        return small, {"scores": many, "attack": self.per_cell * factor}
 
 
 def _scale(samples: Samples) -> Tensor:

@@ -21,6 +21,7 @@ from leakwatch.reproduction.kinds.base import (
     joined,
     matched,
     needs,
+    shortened,
 )
 from leakwatch.reproduction.kinds.correlation import attacked, score_values, usable
 from leakwatch.reproduction.networks import Network
@@ -136,17 +137,7 @@ class Exposure(OneDataSet):
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
         """One image and a tenth of the steps."""
-        attacks = {
-            name: replace(a, steps=max(2, (a.steps or 400) // 10))
-            for name, a in self.attacks.items()
-        }
-        factor = max(
-            [
-                (a.steps or 400) / (attacks[k].steps or 1)
-                for k, a in self.attacks.items()
-            ],
-            default=1.0,
-        )
+        attacks, factor = shortened(self.attacks, 10, least=2)
         small = replace(self, attacks=attacks, images=1, per_cell=1)
         return small, {"scores": self.per_cell, "attack": self.per_cell * factor}
 

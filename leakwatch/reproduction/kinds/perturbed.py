@@ -32,6 +32,7 @@ from leakwatch.reproduction.kinds.base import (
     chunks,
     joined,
     measured,
+    shortened,
 )
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Panel, Summary
@@ -167,16 +168,9 @@ class PerturbedGradients(OfRows):
         """Three images and a fortieth of the steps."""
         few = min(3, self.images)
         many = self.per_cell / few
-        attacks = {
-            name: replace(a, steps=max(10, (a.steps or 2000) // 40))
-            for name, a in self.attacks.items()
-        }
-        factor = max(
-            many * (a.steps or 2000) / (attacks[name].steps or 1)
-            for name, a in self.attacks.items()
-        )
+        attacks, factor = shortened(self.attacks, 40, least=10)
         small = replace(self, attacks=attacks, images=few, per_cell=few)
-        return small, {"scores": many, "attack": factor}
+        return small, {"scores": many, "attack": many * factor}
 
     @property
     def levels(self) -> dict[str, tuple[float, float]]:
