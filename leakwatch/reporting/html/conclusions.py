@@ -102,9 +102,10 @@ def _worst(headline: Headline, facts: RunFacts) -> Iterable[str]:
     if len(means) > 1 and not any(row.bounds for row in means):
         high = max(means, key=lambda row: row.mean)
         low = min(means, key=lambda row: row.mean)
+        basis = "on average" if high.used > 1 else "(one sample)"
         yield (
             f"Of classes, {facts.class_label(high.label)} is worst off: "
-            f"{least(decibels(high.mean), False, high.estimated)} on average, "
+            f"{least(decibels(high.mean), False, high.estimated)} {basis}, "
             f"{facts.class_label(low.label)} has "
             f"{least(decibels(low.mean), False, low.estimated)}."
         )

@@ -35,11 +35,13 @@ def test_who_is_worst_off() -> None:
     said = answers(*probe(0, 31.0, 20.0, 22.0), *probe(1, 18.0, 26.0, 20.0))
     assert said["Who"] == (
         "Sample #1 (dog): 26.0 dB, clearly recognisable; it rose by 6.0 dB since the "
-        "first probe. Of classes, dog is worst off: 26.0 dB on average, cat has 19.0 "
+        "first probe. Of classes, dog is worst off: 26.0 dB (one sample), cat has 19.0 "
         "dB. The median fell by 2.0 dB since the first probe. The worst moment was "
         "before training, with 31.0 dB."
     )
     assert said["How"] == "1 of 3 samples with a number."
+    two = answers(*probe(1, 18.0, 26.0, 20.0, 28.0))["Who"]
+    assert "dog is worst off: 27.0 dB on average, cat has 19.0 dB." in two
     assert said["What"].endswith("(leakwatch compare-inits).")
     same = answers(*probe(0, 20.0, 21.0), *probe(1, 20.2, 21.2))
     assert "The median hardly changed (0.2 dB) since the first probe." in same["Who"]
