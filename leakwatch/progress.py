@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, TypeAlias
 
-__all__ = ["Listener", "heard_by", "tell", "teller"]
+__all__ = ["SCORES", "Listener", "heard_by", "tell", "teller"]
 
 Listener: TypeAlias = Callable[[str, int, int], object]
 """``listener(what, done, total)``: what is done, and how much of it."""
+
+#: What scoring is called.
+SCORES: Final = "scores"
 
 _listener: Final[ContextVar[Listener | None]] = ContextVar("listener", default=None)
 

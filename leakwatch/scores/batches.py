@@ -11,7 +11,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor
 
-from leakwatch.progress import tell
+from leakwatch.progress import SCORES, tell
 from leakwatch.scores.measure.inputs import ScoreInputs
 from leakwatch.scores.measure.measure import measure
 from leakwatch.scores.measure.plan import Plan
@@ -77,7 +77,7 @@ def score_samples(
                     spectrum.traces if doubt.usable else {},
                 )
             )
-            tell("scores", which.start + len(kept), len(inputs))
+            tell(SCORES, which.start + len(kept), len(inputs))
         return kept
 
     samples: list[ScoredSample] = []

@@ -475,3 +475,23 @@ def test_a_run_leaves_nothing_that_hides_a_package(tmp_path: Path) -> None:
     assert (
         importlib.machinery.PathFinder.find_spec("leakwatch", [str(tmp_path)]) is None
     )
+
+
+def test_inputs_whose_pixels_are_not_known_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = dataset().tensors
+    data = DataLoader(TensorDataset((x - 0.5) / 0.25, y), batch_size=4)
+    said = []
+    known: dict[str, float]
+    for known in ({}, {"mean": 0.5, "std": 0.25}):
+        where = str(tmp_path / str(len(said)))
+        watched = monitor(verbose=True, directory=where, **known)
+        fit(tmp_path, watched, data=data)
+        beside = RiskLedger.open(str(watched.run_directory)).read_metadata()
+        said.append((capsys.readouterr().out, str(beside.get("training"))))
+    for text in said[0]:
+        assert "inputs lie between -1.9" in text
+        assert "give mean= and std= of the normalisation" in text
+    for text in said[1]:
+        assert "inputs lie" not in text

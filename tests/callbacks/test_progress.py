@@ -34,6 +34,24 @@ def test_lines_are_seldom_and_say_the_time_left() -> None:
     assert said[-1] == "epoch 3: attack, 6 of 500, about 82 min left"
 
 
+def test_no_more_time_is_left_than_the_limit_allows() -> None:
+    now = [0.0]
+    said: list[str] = []
+    lines = Lines(said.append, "audit", every=5, limit=60, clock=lambda: now[0])
+    for done in range(1, 4):
+        now[0] += 40
+        lines("scores", done, 10)  # takes its time on top
+    assert said[-1] == "audit: scores, 3 of 10, about 5 min left"
+    for what, seconds in (("one", 10), ("two", 20)):
+        lines(what, 1, 500)
+        now[0] += seconds
+        lines(what, 2, 500)
+    assert said[-2:] == [
+        "audit: one, 2 of 500, about 50 s left",
+        "audit: two, 2 of 500, about 30 s left",
+    ]
+
+
 def test_a_listener_that_fails_is_not_asked_again() -> None:
     asked: list[int] = []
 

@@ -60,6 +60,8 @@ def advice(
     every: int,
     probes: int,
     last: int | None = None,
+    *,
+    cheaper: bool = True,
 ) -> str:
     """What would bring the share of watching under 5 %; empty where it is below 10 %.
 
@@ -71,6 +73,7 @@ def advice(
         every: epochs between probe steps.
         probes: how many.
         last: epochs of the training; ``None``: not known.
+        cheaper: whether another precision would take less.
 
     Example:
         >>> advice(2.0, 4.0, 14.0, 2, 1, 32).partition("; ")[2]
@@ -89,5 +92,6 @@ def advice(
     percent = f"{100 * share:.0f} %"
     takes = f"watching takes {percent} of the time from one probe step to the next"
     if not ways:
-        return f"{takes}, since epochs are short; precision='dashboard' takes less"
+        less = "; precision='dashboard' takes less" if cheaper else ""
+        return f"{takes}, since epochs are short{less}"
     return f"{takes}; {' or '.join(ways)} would bring it under 5 %"

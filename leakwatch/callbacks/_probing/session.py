@@ -34,6 +34,7 @@ from leakwatch.callbacks._recording.summary import (
 )
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import RiskLedger, Row
+from leakwatch.scores.measure.plan import SMALLEST_DASHBOARD
 from leakwatch.status import describe_error
 
 __all__ = ["ProbeSession"]
@@ -97,6 +98,7 @@ class ProbeSession:
         self._recorder = self._opened(trainer, natural, defense)
         if self._recorder is not None and progress.left_out:
             self._recorder.leave_out(progress.left_out, self._too_dear)
+        self._say_units(trainer)
         self._foretell(trainer)
         progress.spent += time.perf_counter() - began
 
@@ -144,8 +146,14 @@ class ProbeSession:
         """
         started = time.perf_counter()
         title = f"{self._probing.name}, epoch {epoch}"
-        verbose = self._probing.verbose
-        with shown(trainer, title, lambda text: say(trainer, text), lines=verbose):
+        probing = self._probing
+        with shown(
+            trainer,
+            title,
+            lambda text: say(trainer, text),
+            lines=probing.verbose,
+            limit=probing.attacking,
+        ):
             share = self._run.measure(
                 epoch, step, rank=trainer.global_rank, world_size=trainer.world_size
             )
@@ -301,6 +309,22 @@ class ProbeSession:
     def _too_dear(self) -> str:
         return f"budget={self._probing.budget} allows no more"
 
+    def _say_units(self, trainer: Trainer) -> None:
+        """Says that pixels are not known, so that a weaker attacker is assumed."""
+        if self.probes.units == "pixel":
+            return
+        low, high = float(self.probes.x.min()), float(self.probes.x.max())
+        text = (
+            f"inputs lie between {low:.3g} and {high:.3g}, so their pixels are not "
+            "known: PSNR is that of inputs, and the attacker of the headline, who does "
+            "not know their range, is weaker than one who does; give mean= and std= of "
+            "the normalisation"
+        )
+        if self._probing.verbose:
+            say(trainer, f"{self._probing.name}: {text}")
+        if self._recorder is not None:
+            self._recorder.say_beside(text)
+
     def _foretell(self, trainer: Trainer) -> None:
         seconds, probing = self._run.foreseen(trainer.world_size), self._probing
         if not probing.verbose:
@@ -337,6 +361,8 @@ class ProbeSession:
                 every,
                 probes,
                 last_epoch(trainer),
+                cheaper=self.probes.x[0].numel() > SMALLEST_DASHBOARD
+                and getattr(probing, "precision", "") != "dashboard",
             )
             if text:
                 self._warned.add("cost")

@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from leakwatch.progress import heard_by
+from leakwatch.progress import SCORES, heard_by
 
 __all__ = ["Lines", "Terminal", "shown"]
 
@@ -40,6 +40,7 @@ class Lines:
         say: prints a line.
         title: what a line begins with.
         every: seconds between two lines, and before the first.
+        limit: seconds after which attacks are stopped; 0: never.
         clock: seconds from anywhere.
     """
 
@@ -49,11 +50,13 @@ class Lines:
         title: str,
         *,
         every: float | None = None,
+        limit: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say, self._title = say, title
         self._every = _SELDOM if every is None else every
-        self._clock = clock
+        self._clock, self._limit = clock, limit
+        self._attacking: float | None = None
         self._what = ""
         self._first: tuple[int, float] | None = None
         self._said = clock()
@@ -63,6 +66,8 @@ class Lines:
         now = self._clock()
         if what != self._what:
             self._what, self._first = what, None
+        if self._attacking is None and what != SCORES:
+            self._attacking = now
         if self._first is None and done > 0:
             self._first = done, now
         if now - self._said < self._every or not 0 < done < total:
@@ -77,6 +82,8 @@ class Lines:
         if done <= first or now <= since:
             return ""
         left = (now - since) / (done - first) * (total - done)
+        if self._limit and self._attacking is not None:
+            left = min(left, max(self._limit - (now - self._attacking), 0.0))
         return f", about {_duration(left)} left"
 
     def close(self) -> None:
@@ -152,7 +159,12 @@ class _Rich:
 
 @contextmanager
 def shown(
-    trainer: Trainer, title: str, say: Callable[[str], object], *, lines: bool
+    trainer: Trainer,
+    title: str,
+    say: Callable[[str], object],
+    *,
+    lines: bool,
+    limit: float = 0.0,
 ) -> Iterator[None]:
     """Show what is told within, in the main process.
 
@@ -161,8 +173,10 @@ def shown(
         title: before what is done.
         say: prints a line.
         lines: whether to print some where there is no bar.
+        limit: seconds after which attacks are stopped; 0: never.
     """
-    view = _view(trainer, title, say, lines) if trainer.is_global_zero else None
+    plain = Lines(say, title, limit=limit) if lines else None
+    view = _view(trainer, title) or plain if trainer.is_global_zero else None
     if view is None:
         yield
         return
@@ -175,9 +189,7 @@ def shown(
             view.close()
 
 
-def _view(
-    trainer: Trainer, title: str, say: Callable[[str], object], lines: bool
-) -> View | None:
+def _view(trainer: Trainer, title: str) -> View | None:
     bar = trainer.progress_bar_callback
     if getattr(bar, "is_enabled", False) and _watched():
         if isinstance(bar, RichProgressBar) and bar.progress is not None:
@@ -186,7 +198,7 @@ def _view(
             # Where the bar of validation is at other times.
             below = 2 * bar.process_position + 1
             return Terminal(title, position=below, file=sys.stdout)
-    return Lines(say, title) if lines else None
+    return None
 
 
 def _watched() -> bool:

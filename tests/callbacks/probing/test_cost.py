@@ -75,6 +75,8 @@ def test_shares_of_training_and_the_schedule_that_would_do() -> None:
     assert "every_n_epochs" not in advice(5.0, 10.0, 30.0, 2, 1, 32, last=9)
     none = advice(5.0, 10.0, 30.0, 2, 1, 2, last=9)
     assert none.endswith("precision='dashboard' takes less")
+    small = advice(5.0, 10.0, 30.0, 2, 1, 2, last=9, cheaper=False)
+    assert small.endswith("since epochs are short")
     assert advice(5.0, 10.0, 1000.0, 2, 1, 32) == ""
     assert advice(5.0, 10.0, 10.0, 2, 1, 32) == ""
     assert "one more" in forecast(1.0, 1, 5, 5)
