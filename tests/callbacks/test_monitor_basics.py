@@ -33,6 +33,7 @@ from torch.utils.data import (
 
 from leakwatch import ProbeSet, score
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
+from leakwatch.callbacks._probing import session
 from leakwatch.defenses import Budget, GaussianNoise
 from leakwatch.reporting import (
     LedgerTable,
@@ -478,8 +479,10 @@ def test_a_run_leaves_nothing_that_hides_a_package(tmp_path: Path) -> None:
 
 
 def test_inputs_whose_pixels_are_not_known_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(session, "say", lambda trainer, text: lines.append(text))
     x, y = dataset().tensors
     data = DataLoader(TensorDataset((x - 0.5) / 0.25, y), batch_size=4)
     said = []
@@ -489,7 +492,8 @@ def test_inputs_whose_pixels_are_not_known_are_said(
         watched = monitor(verbose=True, directory=where, **known)
         fit(tmp_path, watched, data=data)
         beside = RiskLedger.open(str(watched.run_directory)).read_metadata()
-        said.append((capsys.readouterr().out, str(beside.get("training"))))
+        said.append(("\n".join(lines), str(beside.get("training"))))
+        lines.clear()
     for text in said[0]:
         assert "inputs lie between -1.9" in text
         assert "give mean= and std= of the normalisation" in text
