@@ -6,6 +6,7 @@ its own package, with these.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -13,13 +14,14 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakwatch.names import meant
 
 __all__ = [
     "check_choice",
     "check_classes",
+    "check_criterion",
     "check_dtype",
     "check_flag",
     "check_function",
@@ -148,6 +150,37 @@ def check_function(name: str, value: Any, what: str) -> None:
         raise TypeError(
             f"{name} must be a function {what}, got {type(value).__name__}."
         )
+
+
+def check_criterion(value: Any) -> None:
+    """Raises unless there is a function of module, inputs and targets, or nothing.
+
+    Args:
+        value: what was given; ``None`` is accepted.
+
+    Raises:
+        TypeError: for what is no function, or one of other arguments, such as a loss
+            of outputs and targets.
+    """
+    what = "criterion(module, x, y) that returns one loss per sample"
+    check_function("criterion", value, what)
+    try:
+        # The signature of a module is that of any module.
+        asked = value.forward if isinstance(value, nn.Module) else value
+        signature = None if value is None else inspect.signature(asked)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    if signature is None:
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        given = getattr(value, "__name__", type(value).__name__)
+        raise TypeError(
+            f"criterion must be a function {what}, and {given} takes {signature}; for "
+            "a loss of outputs and targets, for instance criterion=lambda module, x, "
+            "y: torch.nn.functional.cross_entropy(module(x), y, reduction='none')."
+        ) from None
 
 
 def check_dtype(value: Any) -> torch.dtype:

@@ -23,8 +23,8 @@ from leakwatch.callbacks._defense.step import DefenseSummary, Tally
 from leakwatch.callbacks._probing.placed import Placed
 from leakwatch.checks import (
     check_choice,
+    check_criterion,
     check_dtype,
-    check_function,
     check_integer,
     check_name,
     check_number,
@@ -151,11 +151,7 @@ class GradientDefense(Placed):
     ) -> None:
         super().__init__()
         averaging(1, reduction)
-        check_function(
-            "criterion",
-            criterion,
-            "criterion(module, x, y) that returns one loss per sample",
-        )
+        check_criterion(criterion)
         self.defense = _checked(defense)
         self.reduction: Reduction = reduction
         self.criterion = criterion

@@ -64,7 +64,7 @@ class InversionAudit(ProbeCallback):
         restarts: of the practical attack; default: the preset's.
         radius: of the near start, x* + radius · sign(N), network-input units.
         samples: how many of the probes to score and to attack, evenly by class;
-            ``None`` for all.
+            ``None`` for all. A correlation with the scores takes 8 conclusive attacks.
         scores: names or groups of scores to compare with.
         metrics: of quality: ``"mse"``, ``"rmse"``, ``"psnr"``, ``"ssim"``,
             ``"lpips_vgg"``, ``"lpips_alex"``, ``"lpips_squeeze"``, ``"fsim"``.
@@ -157,6 +157,12 @@ class InversionAudit(ProbeCallback):
             restarts = check_integer("restarts", restarts, example=3)
         if samples is not None:
             samples = check_integer("samples", samples, example=8)
+            there = probes if isinstance(probes, int) else len(probes)
+            if samples > there:
+                raise ValueError(
+                    f"samples={samples} are to be attacked, and only probes={there} "
+                    f"are drawn; for instance probes={samples}."
+                )
         if time_limit is not None:
             time_limit = check_number("time_limit", time_limit, example=60.0)
         tries = 1 if random is None else random.restarts

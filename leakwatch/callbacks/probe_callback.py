@@ -33,6 +33,7 @@ from leakwatch.callbacks._recording.run_metadata import natural_directory
 from leakwatch.callbacks.gradient_defense import GradientDefense
 from leakwatch.checks import (
     check_choice,
+    check_criterion,
     check_dtype,
     check_flag,
     check_function,
@@ -110,11 +111,7 @@ class RecordingCallback(Placed, Probing):
         super().__init__()
         if criterion == "training_step" and self.message is GRADIENT:
             criterion = training_step_losses
-        check_function(
-            "criterion",
-            criterion,
-            "criterion(module, x, y) that returns one loss per sample",
-        )
+        check_criterion(criterion)
         self.scores = self.resolve_scores([*check_scores(scores), *_ALWAYS])
         self.every_n_epochs = check_integer("every_n_epochs", every_n_epochs, example=5)
         self.at_start = check_flag("at_start", at_start)

@@ -10,7 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from leakwatch.checks import check_inputs
+from leakwatch.checks import check_criterion, check_inputs
 from leakwatch.derivatives.autodiff import LossFunction, Product, pulled, pushed
 from leakwatch.derivatives.losses import classification_criterion
 from leakwatch.derivatives.parameter_filters import ParameterFilter, matching
@@ -51,10 +51,12 @@ class DifferentiableNetwork:
         chunk_size: int | None = None,
     ) -> None:
         if dtype not in (torch.float32, torch.float64):
+            lower = "second derivatives in lower precision carry no usable digits"
+            why = "" if isinstance(dtype, str) else f": {lower}"
             raise ValueError(
-                f"dtype must be torch.float32 or torch.float64, got {dtype}: second "
-                f"derivatives in lower precision carry no usable digits."
+                f"dtype must be torch.float32 or torch.float64, got {dtype!r}{why}."
             )
+        check_criterion(criterion)
         if path not in ("auto", "vmap", "loop"):
             raise ValueError(f"path must be 'auto', 'vmap' or 'loop', got {path!r}.")
         given: object = chunk_size

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from leakwatch.checks import (
     check_choice,
+    check_criterion,
     check_function,
     check_number,
     check_samples,
@@ -368,7 +369,7 @@ def score(
     started = time.perf_counter()
     check_samples(x, y)
     check_number("data_range", data_range, example=1.0)
-    check_function("criterion", criterion, "criterion(module, x, y) → (batch,)")
+    check_criterion(criterion)
     check_function("prepare", prepare, "prepare(x) → network inputs")
     for name, tensor in (("delta", delta), ("prior_mean", prior_mean)):
         if tensor is not None:

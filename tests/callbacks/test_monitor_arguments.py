@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
+from torch import nn
 
 from leakwatch import ProbeSet
 from leakwatch.callbacks import InversionAudit, LeakageMonitor, UpdateAudit
@@ -61,6 +62,8 @@ def probes() -> ProbeSet:
         ),
         ({"criterion": "mse"}, TypeError, r"criterion must be a function .*got str"),
         ({"solver": "exakt"}, ValueError, r"solver must be one of .*'exakt'"),
+        ({"criterion": nn.CrossEntropyLoss()}, TypeError, r"Loss takes \(input: "),
+        ({"criterion": lambda x, y: x}, TypeError, r"\(module, x, y\).*\(x, y\)"),
         ({"dtype": "float16"}, ValueError, r"'float32' or 'float64', got 'float16'"),
         ({"dtype": torch.float16}, ValueError, r"'float32' or 'float64'"),
         ({"directory": ""}, ValueError, r"directory is empty"),

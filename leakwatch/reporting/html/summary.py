@@ -233,10 +233,11 @@ def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
         return None
     column, values = headline.column, headline.column.usable_values
     finite = values[np.isfinite(values)]
-    low, high = 5.0, 35.0
+    low, high, more = 5.0, 35.0, ""
     if finite.size:
         low = max(min(low, math.floor(float(finite.min()) / 5) * 5), -10.0)
         high = min(max(high, math.ceil(float(finite.max()) / 5) * 5), 80.0)
+        more = " and more" if float(finite.max()) > high else ""
 
     def place(value: float) -> float:
         return 100.0 * (min(max(value, low), high) - low) / (high - low)
@@ -246,7 +247,7 @@ def make_strip(headline: Headline | None, facts: RunFacts) -> Strip | None:
         guess = Mark(place(facts.floor), decibels(facts.floor))
     first, second = place(HARDLY_BELOW), place(CLEARLY_ABOVE)
     return Strip(
-        range=f"{low:.0f} to {high:.0f} dB",
+        range=f"{low:.0f} to {high:.0f} dB{more}",
         zones=(
             Zone("low", first),
             Zone("middle", second - first),
