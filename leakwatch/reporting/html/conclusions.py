@@ -40,6 +40,9 @@ __all__ = ["Conclusion", "conclude"]
 
 # dB; less is no change, and no attack that did better than was predicted.
 _NOTICED: Final = 1.0
+# More than that is a prediction that failed; so far below it an attack did.
+_NEARLY: Final = 3.0
+_FAR: Final = 10.0
 
 _NOISE: Final = ("noise_std_for_range_psnr", "noise_std_for_psnr")
 
@@ -211,13 +214,15 @@ def _trust(
         return
     moment = moments[-1]
     predicted = everything.columns.get((moment, headline.quantity))
+    told: list[str] = []
+    pairs: list[tuple[float, float]] = []
     for kind, words in KINDS.items():
         outcome = achieved(everything, moment, kind)
         if outcome is None:
             continue
         name = words.partition(" (")[0]
         if not outcome.conclusive:
-            yield (
+            told.append(
                 f"None of {count(outcome.attacked, f'{name} attack')} was conclusive: "
                 "they tested nothing, and show no safety."
             )
@@ -227,33 +232,57 @@ def _trust(
         )
         reached = conclusive_values(everything, moment, kind, "psnr")
         if reached is None or predicted is None:
-            yield f"{said}."
+            told.append(f"{said}.")
             continue
         at = dict(zip(predicted.samples, predicted.usable_values, strict=True))
-        more = reached.usable_values - [at.get(s, math.nan) for s in reached.samples]
-        blind = reached.usable_values[np.isnan(more)]
-        blind = blind[~np.isnan(blind)]
-        more = more[~np.isnan(more)]
-        beat = more[more > _NOTICED]
-        if beat.size:
-            yield (
-                f"{said}; {beat.size} did better than predicted, by up to "
-                f"{decibels(float(beat.max()))}: read the prediction as too low."
+        both = [
+            (float(value), float(at.get(sample, math.nan)))
+            for value, sample in zip(
+                reached.usable_values, reached.samples, strict=True
             )
-        elif more.size:
-            yield (
-                f"{said}; none did better than predicted by {_NOTICED:g} dB or more "
-                f"(median {decibels(float(np.median(more)))} apart)."
-            )
-        else:
-            yield f"{said}."
-        if blind.size:
-            yield (
-                f"Of these {blind.size} had no prediction: the best came to "
-                f"{decibels(float(blind.max()))}."
+            if not math.isnan(value)
+        ]
+        mine = [pair for pair in both if not math.isnan(pair[1])]
+        blind = [value for value, foreseen in both if math.isnan(foreseen)]
+        pairs += mine
+        if mine:
+            more = [value - foreseen for value, foreseen in mine]
+            said += f" (median {decibels(float(np.median(more)))} from the prediction"
+            below = sum(m < -_FAR for m in more)
+            if below:
+                said += f", {below} more than {_FAR:g} dB below it"
+            said += ")"
+        told.append(f"{said}.")
+        if blind:
+            told.append(
+                f"Of these {len(blind)} had no prediction: the best came to "
+                f"{decibels(max(blind))}."
             )
         if outcome.conclusive < FEWEST_ATTACKS:
-            yield f"That is too few for a correlation, which takes {FEWEST_ATTACKS}."
+            told.append(
+                f"That is too few for a correlation, which takes {FEWEST_ATTACKS}."
+            )
+    if pairs:
+        yield _verdict(pairs)
+    yield from told
+
+
+def _verdict(pairs: Sequence[tuple[float, float]]) -> str:
+    """Whether attacks did better than predicted, from what both came to."""
+    tested = count(len(pairs), "attack")
+    beat = [pair for pair in pairs if pair[0] - pair[1] > _NOTICED]
+    if not beat:
+        few = len(pairs) < FEWEST_ATTACKS
+        yes = f"As far as {tested} can show, yes" if few else "Yes"
+        none = "none" if few else f"none of {tested}"
+        return f"{yes}: {none} did better than predicted by {_NOTICED:g} dB or more."
+    value, foreseen = max(beat, key=lambda pair: pair[0] - pair[1])
+    word = "Nearly" if value - foreseen <= _NEARLY else "No"
+    return (
+        f"{word}: {len(beat)} of {tested} did better than predicted, one by "
+        f"{decibels(value - foreseen)} ({decibels(value)} where {decibels(foreseen)} "
+        "was predicted): read the prediction as too low."
+    )
 
 
 def _next(

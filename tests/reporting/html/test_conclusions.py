@@ -107,21 +107,33 @@ def test_trust_counts_conclusive_attacks_alone() -> None:
     )
     good = attacked("near", [20.5, 19.0, 60.0], [True, True, False])
     assert answers(*predicted, *good)["Does"] == (
-        "2 of 3 worst case attacks were conclusive; none did better than predicted by "
-        "1 dB or more (median −0.2 dB apart). That is too few for a correlation, which "
-        "takes 8."
+        "As far as 2 attacks can show, yes: none did better than predicted by 1 dB or "
+        "more. 2 of 3 worst case attacks were conclusive (median −0.2 dB from the "
+        "prediction). That is too few for a correlation, which takes 8."
     )
     better = attacked("near", [24.5, 19.0, 60.0], [True, True, False])
-    assert (
-        "1 did better than predicted, by up to 4.5 dB: read the prediction as too low"
-        in answers(*predicted, *better)["Does"]
+    assert answers(*predicted, *better)["Does"].startswith(
+        "No: 1 of 2 attacks did better than predicted, one by 4.5 dB (24.5 dB where "
+        "20.0 dB was predicted): read the prediction as too low."
     )
+    nearly = attacked("near", [21.5, 19.0, 60.0], [True, True, False])
+    assert answers(*predicted, *nearly)["Does"].startswith("Nearly: 1 of 2 attacks")
+    far = attacked("random", [20.0, 9.0, 20.0], [True] * 3)
+    assert (
+        "(median 0.0 dB from the prediction, 1 more than 10 dB below it)"
+        in answers(*predicted, *far)["Does"]
+    )
+
+
+def test_many_attacks_without_a_better_one_are_a_yes() -> None:
+    many = [*probe(1, *[20.0] * 8), *attacked("near", [20.0] * 8, [True] * 8)]
+    assert answers(*many)["Does"].startswith("Yes: none of 8 attacks did better")
 
 
 def test_attacks_on_what_was_not_predicted_are_told_apart() -> None:
     reached = attacked("near", [20.5, 50.0, 19.0], [True, True, True])
     said = answers(*probe(1, 20.0, math.nan, 20.0), *reached)["Does"]
-    assert said.startswith("3 of 3 worst case attacks were conclusive; none did")
+    assert said.startswith("As far as 2 attacks can show, yes")
     assert "Of these 1 had no prediction: the best came to 50.0 dB." in said
     known = answers(*probe(1, 20.0, 49.5, 20.0), *reached)["Does"]
     assert "no prediction" not in known
