@@ -90,9 +90,10 @@ def time_spent(rows: Iterable[Row] | LedgerTable, *, height: int = 300) -> Any |
         return None
     x, x_title = style.moment_axis(list(seconds))
     shares = table.of_run("time_fraction")
+    total = number(math.fsum(seconds.values()))
     figure = style.new_figure(
         "Time spent on probes",
-        f"{number(math.fsum(seconds.values()))} s in {count(len(seconds), 'probe')}",
+        f"{total} s in {count(len(seconds), 'probe step')}",
         height,
         showlegend=False,
         bargap=0.4,

@@ -358,5 +358,10 @@ def _noise(
             f"{call} finds it and checks it by attacks; '{recorded}' among the "
             "monitor's scores= shows it here."
         )
+    images = ""
     if "images" in call:
-        yield "There, images are samples of the data set in pixel units, as a tensor."
+        images = ", images samples of the data set in pixel units, as a tensor"
+    yield (
+        "There, net is the trained network, x and y are samples as it gets them"
+        f"{images}; progress=print tells how far it is."
+    )

@@ -177,7 +177,9 @@ def _about_line(table: LedgerTable, metadata: Mapping[str, Any], run: str) -> st
         f"{len(classes)} {'class' if len(classes) == 1 else 'classes'}"
         if classes
         else "",
-        count(len(table.moments), "probe") if table.moments else "no probes yet",
+        count(len(table.moments), "probe step")
+        if table.moments
+        else "no probe step yet",
         f"the latest: {moment_words(table.moments[-1])}" if table.moments else "",
         f"started {_date(metadata['created'])}" if metadata.get("created") else "",
     ]

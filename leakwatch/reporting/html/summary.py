@@ -165,7 +165,7 @@ def _cost(table: LedgerTable) -> list[Card]:
         return []
     fractions = list(table.of_run("time_fraction").values())
     shares = [row.value for row in fractions if row.usable]
-    total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe')}"
+    total = f"{number(math.fsum(seconds))} s in {count(len(seconds), 'probe step')}"
     if shares:
         total = f"of all time from the start of training to this probe; {total}"
         return [Card("Cost of watching", f"{shares[-1]:.1%}", total)]

@@ -105,7 +105,7 @@ class NoiseRecommendation:
         if known and self.status.usable:
             lines.append(
                 f"  the noise is {number(known[0])} to {number(known[-1])} times as "
-                "long as the gradients"
+                "long as the gradients; leakwatch trade-off shows what it costs"
             )
         return "\n".join([*lines, *(f"  {check}" for check in self.checks)])
 

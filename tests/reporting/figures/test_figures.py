@@ -149,7 +149,7 @@ def test_time_shows_seconds_and_total() -> None:
     ]
     figure = time_spent(data)
     assert list(figure.data[0].y) == [1.0, 2.0]
-    assert "3.00 s in 2 probes" in figure.layout.title.subtitle.text
+    assert "3.00 s in 2 probe steps" in figure.layout.title.subtitle.text
     assert figure.data[0].customdata[1].startswith("12.5%")
 
 

@@ -191,7 +191,9 @@ def test_no_share_of_training_before_training_is_no_trouble(make_run: Make) -> N
     source, outline = read(write_report(ledger.directory))
     said = words(outline)
     assert "Some probes report trouble" not in said
-    assert "Cost of watching 2.10 s in 1 probe share of training: no training" in said
+    assert (
+        "Cost of watching 2.10 s in 1 probe step share of training: no training" in said
+    )
     data = source[source.index('id="fig-time-data"') :]
     assert '"customdata":["no training yet"]' in data[: data.index("</script>")]
 

@@ -79,7 +79,7 @@ def test_cards_compare_with_the_first_probe() -> None:
     share = Row(1, 10, None, None, "time_fraction", math.nan, "undefined: no training")
     (cost,) = make_cards(table(seconds, share), None, FACTS, {})
     assert (cost.big, cost.note) == (
-        "2.00 s in 1 probe",
+        "2.00 s in 1 probe step",
         "share of training: no training",
     )
 
