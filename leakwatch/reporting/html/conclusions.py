@@ -362,6 +362,6 @@ def _noise(
     if "images" in call:
         images = ", images samples of the data set in pixel units, as a tensor"
     yield (
-        "There, net is the trained network, x and y are samples as it gets them"
+        "In the call, net is the trained network, x and y are samples as it gets them"
         f"{images}; progress=print tells how far it is."
     )
