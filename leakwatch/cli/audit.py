@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
-from leakwatch.cli.record import Record
-from leakwatch.cli.report import find_run
+from leakwatch.cli.record import ONLY_FIT, Record
+from leakwatch.cli.report import is_run, take_run
 
 __all__ = ["add_places", "attack", "audit"]
 
@@ -137,8 +137,9 @@ def _run(
     options, rest = parser.parse_known_args(argv)
     record = None
     if options.run is not None:
-        record = Record.read(find_run(options.run))
+        record = Record.read(take_run(options.run))
         record.fill_in(options)
+    _check_config(rest)
     if options.ckpt is not None:
         options.ckpt = Path(options.ckpt).expanduser()
         if not options.ckpt.is_file():
@@ -149,3 +150,25 @@ def _run(
     from leakwatch.cli.audit_checkpoint import audit_checkpoint
 
     audit_checkpoint(options, rest, command, record)
+
+
+def _check_config(rest: list[str]) -> None:
+    """Refuse the config of a run that has none: its program was not leakwatch.
+
+    Raises:
+        argparse.ArgumentError: It is somewhere else, or nowhere.
+    """
+    for before, option in zip(["", *rest], rest, strict=False):
+        given = option.startswith(("-c=", "--config="))
+        if not given and before not in ("-c", "--config"):
+            continue
+        path = Path(option.partition("=")[2] if given else option).expanduser()
+        if path.name != "config.yaml" or not path.parent.is_dir() or path.exists():
+            continue
+        folders = (path.parent, *sorted(path.parent.iterdir()))
+        runs = [folder for folder in folders if is_run(folder)]
+        saved = [run / path.name for run in runs if (run / path.name).is_file()]
+        if saved:
+            raise argparse.ArgumentError(None, f"there is no {path}, but {saved[0]}.")
+        if runs:
+            raise argparse.ArgumentError(None, f"there is no {path}; {ONLY_FIT}")

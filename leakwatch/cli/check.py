@@ -5,37 +5,50 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Self, final
 
-from leakwatch.cli.report import find_run
-from leakwatch.reporting import LedgerTable, RiskLedger, quantities_from_metadata
-from leakwatch.reporting.quantities import class_names_from_metadata
+from leakwatch.cli.report import RUN, find_runs
+from leakwatch.names import meant
+from leakwatch.reporting import LedgerTable, RiskLedger, Row
+from leakwatch.reporting.run_facts import RunFacts, held_for
 from leakwatch.reporting.statistics.gate import Limits
-from leakwatch.reporting.statistics.scalars import PREFIX
+from leakwatch.reporting.statistics.headline import find_headline
+from leakwatch.reporting.statistics.scalars import PREFIX, log_scalars
 
 #: Exit status of a run that breaks a limit; 1 and 2 say that nothing was checked.
 BROKEN: Final = 3
 
+# What follows the name of a callback in its log keys.
+_GROUPS: Final = ("/", "-class/", "-detail/")
+
 
 def check(argv: list[str]) -> None:
-    """Check a run, print what it breaks, and end with a status for other programs.
+    """Check runs, print what they break, and end with a status for other programs.
 
     Args:
         argv: Command line after ``leakwatch check``.
 
     Raises:
         SystemExit: With `BROKEN`, if a limit is broken.
-        FileNotFoundError: There is no run, or more than one.
+        argparse.ArgumentError: RUN is a file, or no record has a key.
+        FileNotFoundError: There is no run.
         ValueError: Nothing was asked for.
     """
     parser = argparse.ArgumentParser(
         prog="leakwatch check",
-        description="Check a recorded run against limits, at every probe step. Exit "
-        f"status: 0 all hold, {BROKEN} one is broken, 1 or 2 nothing was checked. A "
-        "value without a number breaks its limit and that of its class, and so does a "
-        "damaged record: unknown is not safe.",
+        description="Check every record in a folder against limits, at every probe "
+        f"step. Exit status: 0 all hold, {BROKEN} one is broken, 1 or 2 nothing was "
+        "checked. A value without a number breaks its limit and that of its class, and "
+        "so does a damaged record: unknown is not safe. A log key is looked up in the "
+        "records of the callback whose name it begins with.",
     )
-    parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
+    parser.add_argument(
+        "run", metavar="RUN", help=f"{RUN}; every record below it is judged"
+    )
     parser.add_argument(
         "--max-psnr",
         type=_decibels,
@@ -79,33 +92,135 @@ def check(argv: list[str]) -> None:
     )
     if not limits.any:
         raise ValueError("nothing to check; say what must hold, such as --max-psnr 25.")
-    broken = _broken(find_run(asked.run), limits, last=asked.last)
+    records = [_Record.read(run) for run in find_runs(asked.run)]
+    for key in (*limits.at_most, *limits.at_least):
+        _check_key(key, records)
+    broken = []
+    for record in records:
+        own = record.own(limits)
+        print(f"{'judged' if own.any else 'no limit concerns'}: {record.directory}")
+        if not own.any:
+            continue
+        if record.held_for:
+            print(f"  {record.held_for}")
+        which = f"{record.directory}: " if len(records) > 1 else ""
+        broken += [which + text for text in record.broken(own, last=asked.last)]
     if broken:
+        # What was judged stands above what is wrong with it.
+        sys.stdout.flush()
         print("\n".join(broken), file=sys.stderr)
         raise SystemExit(BROKEN)
     print("all limits hold")
 
 
-def _broken(run: object, limits: Limits, *, last: bool) -> list[str]:
-    ledger = RiskLedger.open(str(run))
-    metadata = ledger.read_metadata()
-    quantities = quantities_from_metadata(metadata)
-    names = class_names_from_metadata(metadata)
-    config = metadata.get("config")
-    prefix = config.get("name", PREFIX) if isinstance(config, dict) else PREFIX
-    rows = ledger.rows()
-    moments = LedgerTable.from_rows(rows).moments
-    # Where nothing was recorded there is one step without rows.
-    steps = [
-        [row for row in rows if (row.epoch, row.step) == moment] for moment in moments
-    ]
-    # What they said that are lost is unknown.
-    lost = [] if limits.unknown_passes else list(ledger.damage)
-    return lost + [
-        sentence
-        for step in (steps[-1:] if last else steps) or [[]]
-        for sentence in limits.broken(step, quantities, names, prefix=prefix)
-    ]
+@final
+@dataclass(frozen=True)
+class _Record:
+    """A recorded run, and the log keys that it has.
+
+    Attributes:
+        directory: Where it is.
+        rows: All that it holds.
+        damage: What is lost of it.
+        facts: Of the run.
+        prefix: Of its log keys.
+    """
+
+    directory: Path
+    rows: Sequence[Row]
+    damage: Sequence[str]
+    facts: RunFacts
+    prefix: str
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read a run directory."""
+        ledger = RiskLedger.open(directory)
+        metadata, rows = ledger.read_metadata(), ledger.rows()
+        config = metadata.get("config")
+        name = config.get("name", PREFIX) if isinstance(config, dict) else PREFIX
+        facts = RunFacts.of(metadata)
+        return cls(directory, rows, ledger.damage, facts, str(name))
+
+    @property
+    def held_for(self) -> str:
+        """For which noise and attacker its predictions hold."""
+        headline = find_headline(LedgerTable.from_rows(self.rows))
+        return held_for(self.facts, None if headline is None else headline.quantity)
+
+    @cached_property
+    def recorded(self) -> Mapping[str, float]:
+        """The log keys of all its steps; the numbers are those of none."""
+        return self._keys([replace(row, epoch=0, step=0) for row in self.rows])
+
+    def has(self, key: str) -> bool:
+        """Whether it has a log key, or may have lost it, or failed to measure it."""
+        if not self.rows or self.damage or key in self.recorded:
+            return True
+        nothing = [
+            Row(0, 0, sample, None, quantity, math.nan, "failed: not recorded")
+            for quantity in self.facts.quantities
+            for sample in (0, None)
+        ]
+        return key in self._keys(nothing)
+
+    def concerns(self, key: str) -> bool:
+        """Whether the callback that recorded it would have logged a key."""
+        return key.startswith(tuple(f"{self.prefix}{end}" for end in _GROUPS))
+
+    def own(self, limits: Limits) -> Limits:
+        """The limits without those on keys of other callbacks."""
+        at_most, at_least = (
+            {key: value for key, value in keys.items() if self.concerns(key)}
+            for keys in (limits.at_most, limits.at_least)
+        )
+        return replace(limits, at_most=at_most, at_least=at_least)
+
+    def broken(self, limits: Limits, *, last: bool) -> list[str]:
+        """One sentence for each limit that it breaks."""
+        # Where nothing was recorded there is one step without rows.
+        steps = [
+            [row for row in self.rows if (row.epoch, row.step) == moment]
+            for moment in LedgerTable.from_rows(self.rows).moments
+        ]
+        facts = self.facts
+        # What they said that are lost is unknown.
+        lost = [] if limits.unknown_passes else list(self.damage)
+        return lost + [
+            sentence
+            for step in (steps[-1:] if last else steps) or [[]]
+            for sentence in limits.broken(
+                step, facts.quantities, facts.class_names, prefix=self.prefix
+            )
+        ]
+
+    def _keys(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        facts = self.facts
+        return log_scalars(
+            rows, facts.quantities, facts.class_names, prefix=self.prefix
+        )
+
+
+def _check_key(key: str, records: Sequence[_Record]) -> None:
+    """Refuse a key that no record has: a slip must not look like a broken limit."""
+    if any(record.concerns(key) and record.has(key) for record in records):
+        return
+    # A key may also lack the name of its callback.
+    near = next(
+        filter(
+            None,
+            (
+                meant(name, record.recorded)
+                for record in records
+                for name in (key, f"{record.prefix}/{key}")
+            ),
+        ),
+        "",
+    )
+    several = f"these {len(records)} records" if len(records) > 1 else "this record"
+    has = [name for record in records for name in record.recorded]
+    hint = near.strip() or f"there are {', '.join(has[:4])}, …"
+    raise argparse.ArgumentError(None, f"no key {key!r} in {several}; {hint}")
 
 
 def _share(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from leakwatch.cli.report import find_run
+from leakwatch.cli.report import RUN, take_run
 from leakwatch.reporting import RiskLedger
 
 
@@ -16,7 +16,8 @@ def export(argv: list[str]) -> None:
         argv: Command line after ``leakwatch export``.
 
     Raises:
-        FileNotFoundError: There is no run, or more than one.
+        argparse.ArgumentError: RUN is a file.
+        FileNotFoundError: There is no run, or more than one, or no folder for FILE.
         ModuleNotFoundError: A table needs pandas, and Parquet pyarrow.
         ValueError: For a table of another kind.
     """
@@ -26,7 +27,7 @@ def export(argv: list[str]) -> None:
         "step, sample, class, quantity, value, status. A value whose status is neither "
         "ok nor estimated is not a number to be read.",
     )
-    parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="such as values.csv or values.parquet"
     )
@@ -34,7 +35,9 @@ def export(argv: list[str]) -> None:
     file: Path = asked.file
     if file.suffix not in (".csv", ".parquet"):
         raise ValueError(f"FILE must end in .csv or .parquet, got {file}.")
-    frame = RiskLedger.open(find_run(asked.run)).to_dataframe()
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {file.parent} for {file.name}.")
+    frame = RiskLedger.open(take_run(asked.run)).to_dataframe()
     if file.suffix == ".csv":
         frame.to_csv(file, index=False)
     else:

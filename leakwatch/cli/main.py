@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import linecache
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Final, final
 from leakwatch import __version__
 from leakwatch.cli.configs import with_paths
 from leakwatch.cli.fit_help import fit_help
-from leakwatch.names import unknown
+from leakwatch.names import meant, unknown
 
 
 @final
@@ -123,7 +124,13 @@ an error.
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1])
 #: Errors whose text says what to do, whoever raised them.
-_PLAIN: Final = (FileNotFoundError, PermissionError, ModuleNotFoundError)
+_PLAIN: Final = (
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+    ModuleNotFoundError,
+)
 _DELIBERATE: Final = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 
 # Scaffolding around the one line of a jsonargparse message that says what is wrong.
@@ -137,6 +144,7 @@ _CLASS: Final = re.compile(r"Problem with given class_path '([^']*)':")
 # How jsonargparse prints one value inside of a class.
 _NESTED: Final = re.compile(r"NestedArg\(key='?([\w.]+)'?, val=(.*?)\)")
 _GIVEN: Final = re.compile(r"Given value: (.*)")
+_OPTION: Final = re.compile(r"Option '(\w+)[^']*' is not accepted$")
 _VAGUE: Final = "Expected a dot import path string"
 
 
@@ -257,7 +265,8 @@ def shorten(message: str) -> str:
         ...     - Problem with given class_path 'leakwatch.models.LitClassifier':
         ...         Option 'lrr' is not accepted
         ...     - Expected a <class 'NoneType'>'''))
-        model: leakwatch.models.LitClassifier: Option 'lrr' is not accepted
+        model: leakwatch.models.LitClassifier: Option 'lrr' is not accepted; did you \
+mean 'lr'?
     """
     keys: list[str] = []
     owner, reason, given = "", "", ""
@@ -275,11 +284,25 @@ def shorten(message: str) -> str:
         if line and not _NOISE.match(line):
             reason = reason if line.startswith(_VAGUE) and reason else line
     where = ".".join(keys)
-    parts = [where, owner, reason or _one_line(message)]
+    parts = [where, owner, reason + _near(owner, reason) or _one_line(message)]
     simple = given and not given.startswith(("NestedArg(", "{", "[", "Namespace("))
     if simple and "Got value" not in reason and not reason.endswith(given):
         parts[-1] += f", got {given}"
     return _NESTED.sub(r"\1=\2", ": ".join(part for part in parts if part))
+
+
+def _near(owner: str, reason: str) -> str:
+    """Which argument of a class was meant by one that it does not have."""
+    option = _OPTION.search(reason)
+    module, _, name = owner.rpartition(".")
+    if option is None or not module:
+        return ""
+    try:
+        had = inspect.signature(getattr(importlib.import_module(module), name))
+    except Exception:  # what can't be looked at gives no hint
+        return ""
+    near = meant(option[1], had.parameters).strip()
+    return f"; {near}" if near else ""
 
 
 def _raised_by_us(error: BaseException) -> bool:

@@ -14,6 +14,13 @@ from typing import Any, Final, Self, final
 
 from leakwatch.reporting import RiskLedger, Row
 
+#: Why a run can't be had again, and what to do then; after a semicolon.
+ONLY_FIT: Final = (
+    "only runs of `leakwatch fit` can be scored or attacked from the command line. In "
+    "Python leakwatch.score(module, x, y) and leakwatch.attack(module, x, y) do it, "
+    "with the network and samples of your own script."
+)
+
 _TIMES: Final = ("seconds", "time_fraction")
 
 
@@ -49,9 +56,8 @@ class Record:
         config = metadata.get("config")
         if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
             raise ValueError(
-                f"{directory} was recorded by a program, or by an older leakwatch, and "
-                f"does not say how to build its network and data again; give --config "
-                f"and --ckpt instead of --from."
+                f"{directory} does not say how to build its network and data again; "
+                f"{ONLY_FIT}"
             )
         return cls(
             directory=directory,

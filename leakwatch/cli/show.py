@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from pathlib import Path
 
-from leakwatch.cli.report import find_run, runs_below
-from leakwatch.cli.tables import run_table
+from leakwatch.cli.report import RUN, take_run
+from leakwatch.cli.tables import WIDTH, run_table
 from leakwatch.reporting import LedgerTable, RiskLedger, write_comparison
 from leakwatch.reporting.html.conclusions import conclude
 from leakwatch.reporting.run_facts import RunFacts
@@ -21,8 +22,6 @@ from leakwatch.reporting.words import (
     sign_of_bound,
 )
 
-_WIDTH = 88
-
 
 def show(argv: list[str]) -> None:
     """Print what a run came to.
@@ -31,6 +30,7 @@ def show(argv: list[str]) -> None:
         argv: Command line after ``leakwatch show``.
 
     Raises:
+        argparse.ArgumentError: RUN is a file.
         FileNotFoundError: There is no run, or more than one.
     """
     parser = argparse.ArgumentParser(
@@ -38,12 +38,8 @@ def show(argv: list[str]) -> None:
         description="Print what a recorded run came to: a line for each probe step, "
         "and conclusions.",
     )
-    parser.add_argument("run", metavar="RUN", help="as for `leakwatch report`")
-    asked = parser.parse_args(argv).run
-    run = find_run(asked)
-    others = [str(other) for other in runs_below(asked) if other != run]
-    if others:
-        print(f"shown: {run}; also recorded here: {', '.join(others)}\n")
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    run = take_run(parser.parse_args(argv).run, "shown", sys.stdout)
     print(run_table(run))
     ledger = RiskLedger.open(run)
     table, metadata = LedgerTable.from_rows(ledger.rows()), ledger.read_metadata()
@@ -51,7 +47,7 @@ def show(argv: list[str]) -> None:
     found = conclude(table, find_headline(table), facts, metadata, beside)
     for item in found:
         print(f"\n{item.question}")
-        print(textwrap.indent(textwrap.fill(item.answer, _WIDTH - 2), "  "))
+        print(textwrap.indent(textwrap.fill(item.answer, WIDTH - 2), "  "))
 
 
 def compare(argv: list[str]) -> None:
@@ -61,6 +57,7 @@ def compare(argv: list[str]) -> None:
         argv: Command line after ``leakwatch compare``.
 
     Raises:
+        argparse.ArgumentError: One of them is a file.
         FileNotFoundError: One of them is no run.
         ValueError: A page of fewer than two runs.
         ModuleNotFoundError: A page needs plotly and Jinja2.
@@ -71,7 +68,7 @@ def compare(argv: list[str]) -> None:
         "exposed first. Runs are comparable where quantity, noise and samples agree; "
         "what differs is said.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="as for `report`")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN)
     parser.add_argument(
         "--html",
         type=Path,
@@ -79,7 +76,7 @@ def compare(argv: list[str]) -> None:
         help="write a page that shows them side by side, such as runs.html",
     )
     asked = parser.parse_args(argv)
-    directories = [find_run(run) for run in asked.runs]
+    directories = [take_run(run) for run in asked.runs]
     runs = read_runs(directories)
     above = f"above {CLEARLY_ABOVE:g} dB"
     grid = [["run", "epoch", "median", "worst", above, "not known"]]

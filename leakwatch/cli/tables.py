@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,21 +13,17 @@ from leakwatch.reporting import (
     Moment,
     RiskLedger,
     Summary,
-    quantities_from_metadata,
     summarize,
 )
-from leakwatch.reporting.message import message_from_metadata
-from leakwatch.reporting.quantities import (
-    class_name,
-    class_names_from_metadata,
-    describe,
-)
+from leakwatch.reporting.quantities import class_name, describe
+from leakwatch.reporting.run_facts import RunFacts, held_for
 from leakwatch.reporting.statistics.achieved import KINDS, achieved, audits
 from leakwatch.reporting.statistics.aggregates import describe_counts
 from leakwatch.reporting.statistics.headline import find_headline
 from leakwatch.reporting.words import number, sign_of_bound
 
 _MISSING = "–"
+WIDTH = 88
 
 
 def run_table(
@@ -49,9 +46,8 @@ def run_table(
     headline = find_headline(table)
     if headline is None:
         return score_table(run)
-    metadata = ledger.read_metadata()
-    names = class_names_from_metadata(metadata)
-    shared = message_from_metadata(metadata).noun
+    facts = RunFacts.of(ledger.read_metadata())
+    names, shared = facts.class_names, facts.message.noun
     header = ["epoch", "median", "worst", "worst sample"]
     attacks = [
         (kind, f"{kind} attack")
@@ -94,7 +90,8 @@ def run_table(
             "achieved:"
         )
         notes += _unclear(table, [kind for kind, _ in attacks])
-    return "\n".join([title, "", *_align(header, lines), *_indent(notes)])
+    grid = [title, "", *_align(header, lines), *_indent(notes)]
+    return "\n".join([*grid, *_held_for(facts, headline.quantity)])
 
 
 def score_table(run: str | Path) -> str:
@@ -107,9 +104,8 @@ def score_table(run: str | Path) -> str:
         FileNotFoundError: There is no recorded run.
     """
     ledger = RiskLedger.open(run)
-    metadata = ledger.read_metadata()
-    quantities = quantities_from_metadata(metadata)
-    names = class_names_from_metadata(metadata)
+    facts = RunFacts.of(ledger.read_metadata())
+    quantities, names = facts.quantities, facts.class_names
     table = LedgerTable.from_rows(ledger.rows())
     if not table.moments:
         return "Nothing has been recorded."
@@ -136,7 +132,9 @@ def score_table(run: str | Path) -> str:
             ]
         )
     header = ["score", "median", "worst", "worst sample", ""]
-    return "\n".join(_align(header, lines))
+    headline = find_headline(table)
+    held = _held_for(facts, None if headline is None else headline.quantity)
+    return "\n".join([*_align(header, lines), *held])
 
 
 def say_where(saved: Path) -> None:
@@ -193,6 +191,11 @@ def _worst(summary: Summary, column: Column, names: Sequence[str] | None) -> str
 
 def _excluded(summary: Summary) -> str:
     return f"{describe_counts(summary.excluded)} of {summary.count}"
+
+
+def _held_for(facts: RunFacts, headline: str | None) -> list[str]:
+    sentence = held_for(facts, headline)
+    return ["", *textwrap.wrap(sentence, WIDTH)] if sentence else []
 
 
 def _indent(notes: Sequence[str]) -> list[str]:

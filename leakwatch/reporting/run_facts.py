@@ -13,10 +13,11 @@ from leakwatch.reporting.quantities import (
     Quantity,
     class_label,
     class_names_from_metadata,
+    knows,
     quantities_from_metadata,
 )
 
-__all__ = ["NEARLY_UNDEFENDED", "RunFacts", "noise_words"]
+__all__ = ["NEARLY_UNDEFENDED", "RunFacts", "held_for", "noise_words"]
 
 NEARLY_UNDEFENDED: Final = 1e-3
 """Gradient units; rule of thumb: smaller noise hides next to nothing."""
@@ -115,6 +116,37 @@ def noise_words(noise_std: float | None, message: Message = GRADIENT) -> str:
     words = message.noise.format(std=f"{noise_std:g}")
     close = " (close to an undefended gradient)"
     return words + (close if noise_std <= NEARLY_UNDEFENDED else "")
+
+
+def held_for(facts: RunFacts, headline: str | None) -> str:
+    """Say in a sentence for which noise and which attacker predictions hold.
+
+    Args:
+        facts: Of the run.
+        headline: Its predicted PSNR; None where it predicts none.
+
+    Returns:
+        The sentence; empty of a run that predicts nothing and states no noise.
+
+    Example:
+        >>> facts = RunFacts.of({"config": {"noise_std": 0.01}})
+        >>> print(held_for(facts, "i2f_psnr").partition(", ")[0])
+        Predictions hold for noise_std=0.01
+        >>> print(held_for(RunFacts.of({}), "i2f_psnr"))
+        The record does not name the noise_std of its predictions; the attacker knows \
+nothing about images.
+    """
+    words = noise_words(facts.noise_std, facts.message)
+    attacker = (
+        "" if headline is None else f"; the attacker {knows(headline, facts.prior)}"
+    )
+    if facts.noise_std is not None:
+        return f"Predictions hold for noise_std={facts.noise_std:g}, {words}{attacker}."
+    if headline is None:
+        return ""
+    if words:
+        return f"Predictions assume {words}{attacker}."
+    return f"The record does not name the noise_std of its predictions{attacker}."
 
 
 def _number(value: object) -> float | None:

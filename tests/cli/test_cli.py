@@ -38,6 +38,8 @@ MONITOR = {
     "class_path": "leakwatch.callbacks.LeakageMonitor",
     "init_args": {"probes": 4, "scores": ["lavp", "i2f"], "verbose": False},
 }
+# With a setting that nothing has.
+NOISY = json.dumps([{**MONITOR, "init_args": {"noise": 0.1}}])
 CHECKPOINTS = {
     "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
     "init_args": {"filename": "best", "monitor": "val/acc", "mode": "max"},
@@ -265,7 +267,8 @@ def test_table_shows_what_the_ledger_holds(trained: Run) -> None:
     assert worst.label is not None
     name = ("cat", "dog", "owl")[worst.label]
     median = float(np.median([row.value for row in rows]))
-    line = run_table(trained.ledger, ("val/acc", {2: 0.5})).splitlines()[-1]
+    text = run_table(trained.ledger, ("val/acc", {2: 0.5}))
+    line = text.partition("\n\nPredictions hold for")[0].splitlines()[-1]
     assert line.split() == [
         "2",
         f"{median:.1f}",
@@ -372,13 +375,18 @@ def test_configs_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "text"),
     [
-        (["--model.init_args.lrr=3"], 2, "LitClassifier: Option 'lrr' is not accepted"),
+        (
+            ["--model.init_args.lrr=3"],
+            2,
+            "LitClassifier: Option 'lrr' .*; did you mean 'lr'",
+        ),
         (["--model.init_args.lr=abc"], 2, "model.lr: .*float.*abc"),
         (["--model=Nope"], 2, "model: .*Nope"),
         (["--model.init_args.lr=-1"], 1, "^lr must be positive and finite, got -1.0; "),
         (["--trainer.callbacks.probes=x"], 2, "trainer.callbacks.probes: .*int.*got x"),
         (["--trainer.callbacks.probes=0"], 1, "^probes must be at least 1, got 0"),
         (["--trainer.nonsense=3"], 2, "unrecognized arguments: --trainer.nonsense=3"),
+        (["--trainer.callbacks=" + NOISY], 2, "did you mean 'noise_std'"),
         (["stray"], 2, "unrecognized arguments: stray"),
         (["--data.init_args.path=no.npz"], 1, "^There is no file no.npz"),
         (["--trainer.accelerator=tpu"], 1, "tpu|xla"),
@@ -817,7 +825,10 @@ def test_report_of_runs_that_share_a_log_directory_takes_none_silently(
     for name in ("leakwatch-run", "leakwatch-audit"):
         shutil.copytree(trained.ledger, tmp_path / name)
     assert main(["report", str(tmp_path)]) == 0
-    assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "leakwatch-run"
+    said = capsys.readouterr()
+    assert Path(said.out.strip()).parent == tmp_path / "leakwatch-run"
+    also = f"{tmp_path / 'leakwatch-run'}; also recorded here: "
+    assert said.err == f"taken: {also}{tmp_path / 'leakwatch-audit'}\n"
     assert main(["show", str(tmp_path)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     run, audit = tmp_path / "leakwatch-run", tmp_path / "leakwatch-audit"
@@ -841,6 +852,23 @@ def test_report_of_nothing(
     assert expected in sentence(capsys, "leakwatch report")
 
 
+@pytest.mark.parametrize(
+    "command", ["show", "check", "report", "compare", "export", "audit", "attack"]
+)
+def test_a_file_is_no_run(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "metrics.csv"
+    file.touch()
+    options = {"check": ["--max-psnr=25"], "export": ["values.csv"]}.get(command, [])
+    again = ["--from"] if command in ("audit", "attack") else []
+    assert main([command, *again, str(file), *options]) == 2
+    assert sentence(capsys, f"leakwatch {command}") == (
+        f"{file} is a file; expected the folder that holds run.json, such as "
+        "lightning_logs/version_0/leakwatch-run, or the folder above it."
+    )
+
+
 # -- check ---------------------------------------------------------------------------
 
 
@@ -853,8 +881,7 @@ def test_check_says_by_its_exit_status_what_holds(
         (["--max-psnr=-99", "--share=0.99"], 3),
         (["--at-most", "leakwatch/seconds=1e9"], 0),
         (["--at-least", "leakwatch/seconds=1e9"], 3),
-        (["--at-most", "leakwatch/nothing=1"], 3),
-        (["--at-most", "leakwatch/nothing=1", "--unknown-passes"], 0),
+        (["--at-most", "leakwatch/nothing=1"], 2),
         ([], 1),
         (["--share=2"], 2),
         (["--at-most", "leakwatch/seconds"], 2),
@@ -891,12 +918,46 @@ def test_show_prints_the_table_and_conclusions(
     assert main(["export", str(trained.folder), str(table)]) == 0
     rows = RiskLedger.open(trained.ledger).rows()
     assert len(table.read_text().splitlines()) == len(rows) + 1
+    assert main(["export", str(trained.folder), str(tmp_path / "no/x.csv")]) == 1
+    assert "there is no directory" in sentence(capsys, "leakwatch export")
     assert main(["export", str(trained.folder), "values.xls"]) == 1
     assert "must end in .csv or .parquet" in sentence(capsys, "leakwatch export")
     pandas = pytest.importorskip("pandas")
     table = tmp_path / "values.parquet"
     assert main(["export", str(trained.folder), str(table)]) == 0
     assert len(pandas.read_parquet(table)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        (
+            {"config": {"noise_std": 0.02}},
+            "Predictions hold for noise_std=0.02, Gaussian noise of standard deviation "
+            "0.02 on every entry of the shared gradient; the attacker knows mean and "
+            "spread of the pixels.",
+        ),
+        (
+            {"message": "update", "config": {"prior": "the statistics of photographs"}},
+            "Predictions assume that what one gradient does not explain of an update "
+            "is Gaussian noise; the attacker knows the statistics of photographs.",
+        ),
+        ({}, "The record does not name the noise_std of its predictions; the attacker"),
+    ],
+)
+def test_show_says_for_whom_the_numbers_hold(
+    metadata: dict[str, Any],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger = RiskLedger(tmp_path / "run")
+    ledger.append([Row(0, 0, 5, 0, "i2f_bayes_psnr", 20.0)])
+    ledger.write_metadata(metadata)
+    assert main(["show", str(ledger.directory)]) == 0
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["check", str(ledger.directory), "--max-psnr=25"]) == 0
+    assert f"  {text}" in capsys.readouterr().out
 
 
 def test_compare_puts_the_most_exposed_and_the_unknown_first(

@@ -103,6 +103,26 @@ def test_mistakes(
     assert "inverting-gradients" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--config=", "--config", "--from"])
+def test_a_run_of_a_user_s_own_script_has_no_config(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = RiskLedger(tmp_path / "leakwatch-run")
+    ledger.write_metadata({})
+    given = str(tmp_path) if option == "--from" else str(tmp_path / "config.yaml")
+    options = [option + given] if option.endswith("=") else [option, given]
+    assert main(["attack", *options]) == (1 if option == "--from" else 2)
+    said = capsys.readouterr().err
+    assert "; only runs of `leakwatch fit` can be scored or attacked from the" in said
+    assert "leakwatch.attack(module, x, y)" in said
+    # A logger may have put it elsewhere.
+    if option != "--from":
+        saved = ledger.directory / "config.yaml"
+        saved.touch()
+        assert main(["attack", *options]) == 2
+        assert f"there is no {given}, but {saved}." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_somebody_who_waits_sees_how_far_it_is(
     run: tuple[Path, str],

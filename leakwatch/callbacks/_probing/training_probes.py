@@ -157,8 +157,9 @@ def training_probes(
         return probes
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
+        why = str(error).rstrip(".")
         raise kind(
-            f"{caller} can't draw probes from the training data: {error}. "
+            f"{caller} can't draw probes from the training data: {why}. "
             f"Correct that, or {_HOW}."
         ) from error
 
