@@ -55,9 +55,11 @@ class Record:
         probes = arguments.get("probes") if isinstance(arguments, dict) else None
         config = metadata.get("config")
         if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
+            saved = directory / "config.yaml"
+            instead = f"give --config and --ckpt instead of --from: --config={saved}"
             raise ValueError(
                 f"{directory} does not say how to build its network and data again; "
-                f"{ONLY_FIT}"
+                f"{instead if saved.is_file() else ONLY_FIT}"
             )
         return cls(
             directory=directory,
