@@ -118,7 +118,9 @@ def test_records_that_do_not_say_enough(
         content = RiskLedger(run).read_metadata() | {"subject": subject}
         RiskLedger(run).write_metadata(content)
         assert main(["attack", f"--from={run}"]) == 1
-        assert "does not say how to build its network" in sentence(capsys, "leakwatch attack")
+        said = sentence(capsys, "leakwatch attack")
+        assert "does not say how to build its network" in said
+        assert "only runs of `leakwatch fit`" in said
     assert main(["attack", f"--from={tmp_path / 'none'}"]) == 1
     assert "there is no directory" in sentence(capsys, "leakwatch attack")
 
