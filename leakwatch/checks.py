@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -191,9 +191,9 @@ def check_dtype(value: Any) -> torch.dtype:
     """
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     found = dtypes.get(value) if isinstance(value, str) else value
-    if found not in dtypes.values():
+    if not isinstance(found, torch.dtype) or found not in dtypes.values():
         raise ValueError(f"dtype must be 'float32' or 'float64', got {value!r}.")
-    return cast(torch.dtype, found)
+    return found
 
 
 def check_name(name: str, value: Any) -> str:

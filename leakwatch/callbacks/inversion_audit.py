@@ -157,12 +157,6 @@ class InversionAudit(ProbeCallback):
             restarts = check_integer("restarts", restarts, example=3)
         if samples is not None:
             samples = check_integer("samples", samples, example=8)
-            there = probes if isinstance(probes, int) else len(probes)
-            if samples > there:
-                raise ValueError(
-                    f"samples={samples} are to be attacked, and only probes={there} "
-                    f"are drawn; for instance probes={samples}."
-                )
         if time_limit is not None:
             time_limit = check_number("time_limit", time_limit, example=60.0)
         tries = 1 if random is None else random.restarts
