@@ -215,6 +215,7 @@ def _trust(
     moment = moments[-1]
     predicted = everything.columns.get((moment, headline.quantity))
     told: list[str] = []
+    few = False
     pairs: list[tuple[float, float]] = []
     for kind, words in KINDS.items():
         outcome = achieved(everything, moment, kind)
@@ -258,13 +259,12 @@ def _trust(
                 f"Of these {len(blind)} had no prediction: the best came to "
                 f"{decibels(max(blind))}."
             )
-        if outcome.conclusive < FEWEST_ATTACKS:
-            told.append(
-                f"That is too few for a correlation, which takes {FEWEST_ATTACKS}."
-            )
+        few = few or outcome.conclusive < FEWEST_ATTACKS
     if pairs:
         yield _verdict(pairs)
     yield from told
+    if few:
+        yield f"A correlation takes {FEWEST_ATTACKS} conclusive attacks of a kind."
 
 
 def _verdict(pairs: Sequence[tuple[float, float]]) -> str:
@@ -277,11 +277,12 @@ def _verdict(pairs: Sequence[tuple[float, float]]) -> str:
         none = "none" if few else f"none of {tested}"
         return f"{yes}: {none} did better than predicted by {_NOTICED:g} dB or more."
     value, foreseen = max(beat, key=lambda pair: pair[0] - pair[1])
-    word = "Nearly" if value - foreseen <= _NEARLY else "No"
+    nearly = value - foreseen <= _NEARLY
+    word, follows = ("Nearly", "") if nearly else ("No", ": read it as too low")
     return (
         f"{word}: {len(beat)} of {tested} did better than predicted, one by "
         f"{decibels(value - foreseen)} ({decibels(value)} where {decibels(foreseen)} "
-        "was predicted): read the prediction as too low."
+        f"was predicted){follows}."
     )
 
 

@@ -109,15 +109,17 @@ def test_trust_counts_conclusive_attacks_alone() -> None:
     assert answers(*predicted, *good)["Does"] == (
         "As far as 2 attacks can show, yes: none did better than predicted by 1 dB or "
         "more. 2 of 3 worst case attacks were conclusive (median −0.2 dB from the "
-        "prediction). That is too few for a correlation, which takes 8."
+        "prediction). A correlation takes 8 conclusive attacks of a kind."
     )
     better = attacked("near", [24.5, 19.0, 60.0], [True, True, False])
     assert answers(*predicted, *better)["Does"].startswith(
         "No: 1 of 2 attacks did better than predicted, one by 4.5 dB (24.5 dB where "
-        "20.0 dB was predicted): read the prediction as too low."
+        "20.0 dB was predicted): read it as too low."
     )
     nearly = attacked("near", [21.5, 19.0, 60.0], [True, True, False])
-    assert answers(*predicted, *nearly)["Does"].startswith("Nearly: 1 of 2 attacks")
+    said = answers(*predicted, *nearly)["Does"]
+    assert said.startswith("Nearly: 1 of 2 attacks")
+    assert "(21.5 dB where 20.0 dB was predicted)." in said
     far = attacked("random", [20.0, 9.0, 20.0], [True] * 3)
     assert (
         "(median 0.0 dB from the prediction, 1 more than 10 dB below it)"
