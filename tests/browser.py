@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PHONE, SCREEN = 390, 1280
 
+# ms; a busy machine without a GPU takes half a minute to draw a page.
+_PATIENCE = 120_000
+
 _OVERFLOW = """() => [...document.querySelectorAll("main > *, .panel, .card, .live")]
   .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
   .map((one) => one.className || one.tagName)"""
@@ -123,6 +126,7 @@ def opened(
         viewport={"width": width, "height": 900},
         color_scheme="dark" if dark else "light",
     )
+    context.set_default_timeout(_PATIENCE)
     try:
         page = context.new_page()
         problems: list[str] = []
@@ -131,7 +135,7 @@ def opened(
         if clock:
             page.clock.install()
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready=yes]", timeout=20_000)
+        page.wait_for_selector("html[data-ready=yes]")
         yield page, problems
     finally:
         context.close()
