@@ -316,8 +316,8 @@ class ProbeSession:
         low, high = float(self.probes.x.min()), float(self.probes.x.max())
         text = (
             f"inputs lie between {low:.3g} and {high:.3g}, so their pixels are not "
-            "known: PSNR is that of inputs, and attackers who know the range of pixels, "
-            "who are stronger, are not considered; give mean= and std= of the "
+            "known: PSNR is that of inputs, and attackers who know the range of "
+            "pixels, who are stronger, are not considered; give mean= and std= of the "
             "normalisation"
         )
         if self._probing.verbose:
