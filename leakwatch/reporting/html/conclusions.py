@@ -269,10 +269,14 @@ def _trust(
 
 def _verdict(pairs: Sequence[tuple[float, float]]) -> str:
     """Whether attacks did better than predicted, from what both came to."""
-    tested = count(len(pairs), "attack")
-    beat = [pair for pair in pairs if pair[0] - pair[1] > _NOTICED]
+    # An attack that stayed far below has not tested what it could not reach.
+    near = [pair for pair in pairs if pair[0] - pair[1] >= -_FAR]
+    if not near:
+        return f"Not tested: no attack came within {_FAR:g} dB of its prediction."
+    tested = count(len(near), "attack")
+    beat = [pair for pair in near if pair[0] - pair[1] > _NOTICED]
     if not beat:
-        few = len(pairs) < FEWEST_ATTACKS
+        few = len(near) < FEWEST_ATTACKS
         yes = f"As far as {tested} can show, yes" if few else "Yes"
         none = "none" if few else f"none of {tested}"
         return f"{yes}: {none} did better than predicted by {_NOTICED:g} dB or more."

@@ -132,6 +132,15 @@ def test_many_attacks_without_a_better_one_are_a_yes() -> None:
     assert answers(*many)["Does"].startswith("Yes: none of 8 attacks did better")
 
 
+def test_attacks_far_below_a_prediction_have_not_tested_it() -> None:
+    far = attacked("near", [16.0] * 8, [True] * 8)
+    said = answers(*probe(1, *[80.0] * 8), *far)["Does"]
+    assert said.startswith("Not tested: no attack came within 10 dB of its prediction.")
+    one = attacked("near", [16.0] * 7 + [79.5], [True] * 8)
+    said = answers(*probe(1, *[80.0] * 8), *one)["Does"]
+    assert said.startswith("As far as 1 attack can show, yes")
+
+
 def test_attacks_on_what_was_not_predicted_are_told_apart() -> None:
     reached = attacked("near", [20.5, 50.0, 19.0], [True, True, True])
     said = answers(*probe(1, 20.0, math.nan, 20.0), *reached)["Does"]
