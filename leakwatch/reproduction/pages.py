@@ -134,7 +134,7 @@ def _body(judged: _Judged, docs: Path) -> str:
     whose = "" if experiment.paper == "leakwatch" else "The paper: "
     parts = [f"*{title}* {whose}{claim}", f"```console\n{command}\n```"]
     if result is None:
-        parts.append("Not run here yet.")
+        parts.append("Not run here.")
     else:
         figure = docs / RESULTS / f"{experiment.name}.png"
         if figure.is_file():
@@ -157,7 +157,18 @@ def _summary(judged: dict[str, _Judged]) -> str:
             numbers = "; ".join(_words(e) for e in shown) or "–"
             n = str(max((e.n for e in shown), default="–"))
         lines.append(f"| {item}: {claim} | {one.verdict} | {numbers} | {n} |")
-    return "\n".join(lines) + "\n\n"
+    return "\n".join([*lines, "", _cost(judged), "", ""])
+
+
+def _cost(judged: dict[str, _Judged]) -> str:
+    found = [one.result for one in judged.values() if one.result is not None]
+    cells = sum(len(result.cells) for result in found)
+    hours = sum(result.seconds for result in found) / 3600
+    return (
+        f"{len(found)} of {len(judged)} experiments: {cells:,} cells and "
+        f"{hours:.1f} hours of one CPU core, where what several of them share counts "
+        "for each."
+    )
 
 
 def _headline(experiment: Experiment, result: Result) -> list[Entry]:

@@ -85,6 +85,9 @@ def test_a_page_is_filled_and_summed_up(tmp_path: Path) -> None:
     assert "| the opposite | C-10+CS, ang_min, mse: -0.30 [-0.40, -0.20] | 300 |" in (
         index.read_text()
     )
+    assert "1 of 1 experiments: 1 cells and 0.0 hours of one CPU core" in (
+        index.read_text()
+    )
     assert write_pages(docs) == []
 
 
