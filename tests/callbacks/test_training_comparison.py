@@ -285,6 +285,47 @@ def test_equal_weights_of_classes_explain_nothing(tmp_path: Path) -> None:
     assert said.startswith("the gradient that training uses is not that of the criter")
 
 
+class SlightlySmoothed(Tiny):
+    """The gradient of each class is nearly a multiple of that of cross-entropy."""
+
+    smoothing = 0.02
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        smoothing = self.smoothing
+        return F.cross_entropy(self(batch[0]), batch[1], label_smoothing=smoothing)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+class MoreSmoothed(SlightlySmoothed):
+    smoothing = 0.1
+
+
+class SlightlyShifted(SlightlySmoothed):
+    """Its images are brighter by less than a level in twenty."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0] + 0.04), batch[1])
+
+
+@pytest.mark.parametrize("module", [SlightlySmoothed, MoreSmoothed, SlightlyShifted])
+@pytest.mark.parametrize("size", [4, 12])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_nearly_is_a_factor_is_none(
+    tmp_path: Path, module: type[Tiny], size: int, seed: int
+) -> None:
+    L.seed_everything(seed, verbose=False)
+    watched = monitor(at_start=False, scores=["norms"])
+    data = loader(n=60, batch_size=size)
+    (said,) = cautions(tmp_path, module(), watched, data=data, max_epochs=3)
+    assert said.startswith("the gradient that training uses is not that of the criter")
+    assert "weights of classes" not in said
+    assert "of its size, beyond any factor of all samples or of a class" in said
+    # No score is of a factor that is none.
+    assert watched.state_dict()["factors"] == {}
+
+
 def binary(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     logits: Tensor = module(x)
     target = F.one_hot(y, CLASSES).to(logits)
@@ -336,6 +377,13 @@ class Half(Tiny):
         return F.cross_entropy(self(batch[0]), batch[1]) / 2
 
 
+class Almost(Tiny):
+    """Near enough to 1 to be taken for it, were it not a factor to the last digit."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return 0.98 * F.cross_entropy(self(batch[0]), batch[1])
+
+
 class Sum(Tiny):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 100 * 100
@@ -377,6 +425,7 @@ class Ignoring(Tiny):
     ("module", "words"),
     [
         (Half, "is 0.5 times that of the criterion"),
+        (Almost, "is 0.98 times that of the criterion"),
         (HalfSum, "is 0.5 times that of the criterion"),
         (Sum, "adds the losses of a batch up"),
         (Ignoring, "of classes (0: 1, 1: 0, 2: 1) and divides by the weights"),
@@ -641,16 +690,19 @@ def test_given_probes_are_inputs_of_the_network(tmp_path: Path) -> None:
 def test_verdict_by_closed_form() -> None:
     g = torch.tensor([3.0, 4.0])
     across = torch.tensor([-4.0, 3.0])
-    found = verdict(g + 0.5 * across, g, 0.01, 0.0)
+    found = verdict(g + 0.5 * across, g, 0.01, 1e-4, 0.0)
     # Both scaled to one length, the angle between them is atan(1/2).
     gap = 2 * torch.tensor(0.5).atan().div(2).sin()
     assert not found.agrees
     assert found.gap == pytest.approx(float(gap), rel=1e-6)
-    assert verdict(g + 0.5 * across, g, 0.01, spread=2.5).agrees
-    assert verdict(1.005 * g, g, 0.01, 0.0).factor == 1
-    assert verdict(0 * g, 0 * g, 0.01, 0.0).agrees
-    assert not verdict(0 * g, g, 0.01, 0.0).agrees
-    assert not verdict(-g, g, 0.01, 0.0).agrees
+    assert verdict(g + 0.5 * across, g, 0.01, 1e-4, spread=2.5).agrees
+    assert verdict(1.005 * g, g, 0.01, 1e-4, 0.0).factor == 1
+    assert verdict(0 * g, 0 * g, 0.01, 1e-4, 0.0).agrees
+    assert not verdict(0 * g, g, 0.01, 1e-4, 0.0).agrees
+    assert not verdict(-g, g, 0.01, 1e-4, 0.0).agrees
+    # What is hidden beside the same length is not beside another.
+    assert verdict(g + 0.002 * across, g, 0.01, 1e-4, 0.0).agrees
+    assert not verdict(2 * g + 0.002 * across, g, 0.01, 1e-4, 0.0).agrees
 
 
 def test_inputs_of_one_distribution_are_the_same_and_normalised_ones_not() -> None:
