@@ -17,7 +17,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_dtype
 from leakwatch.cli.audit import add_cells, add_places
 from leakwatch.cli.checkpoint import free_directory
-from leakwatch.cli.subject import Subject, SubjectCLI, draw_unprepared
+from leakwatch.cli.subject import Subject, SubjectCLI, draw_for_study
 from leakwatch.cli.tables import say_where
 from leakwatch.cli.training import quiet
 from leakwatch.models.initialization import Initializer
@@ -136,7 +136,7 @@ def _measure(
     cli: CompareCLI, subject: Subject, options: argparse.Namespace
 ) -> InitializationComparison:
     asked = cli.compare
-    probes = draw_unprepared(subject, asked.split, asked.samples)
+    probes, prepare = draw_for_study(subject, asked.split, asked.samples)
     subject.move_to(options.device)
     return compare_initializations(
         subject.module,
@@ -156,6 +156,7 @@ def _measure(
         data_range=probes.data_range,
         prior_std=None if probes.prior else probes.prior_std,
         prior=probes.prior,
+        prepare=prepare,
         epsilon=asked.epsilon,
         solver=asked.solver,
         dtype=check_dtype(asked.dtype),

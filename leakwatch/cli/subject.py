@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, final
 
 import torch
@@ -12,11 +12,15 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from leakwatch.callbacks import GradientDefense, InversionAudit, LeakageMonitor
 from leakwatch.callbacks._probing.class_weights import LossFactors
+from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.preparation import normalizing
 from leakwatch.callbacks._probing.training_probes import SampleSource
 from leakwatch.callbacks.probe_callback import ProbeCallback
 from leakwatch.cli.checkpoint import Checkpoint
 from leakwatch.cli.training import ConfiguredCLI
 from leakwatch.derivatives import Prepare
+from leakwatch.derivatives.runtime import as_evaluated
+from leakwatch.normalization import to_input, to_pixels
 from leakwatch.probes import ProbeSet
 
 
@@ -223,27 +227,50 @@ def _saved(subject: Subject, checkpoint: Checkpoint | None) -> Mapping[str, Any]
     return state if isinstance(state, Mapping) else {}
 
 
-def draw_unprepared(
+def draw_for_study(
     subject: Subject, split: Literal["train", "val"], count: int | None
-) -> ProbeSet:
-    """Draw samples for a study, which gives them to the network as they are.
+) -> tuple[ProbeSet, Prepare | None]:
+    """Draw samples for a study of networks that are trained as the config says.
 
     Args:
         subject: As in `draw`.
         split: The same.
         count: The same.
 
+    Returns:
+        The samples, normalised where that is all that training does to its batches;
+        and what else becomes of them before the network gets them.
+
     Raises:
-        ValueError: Training prepares its batches; or as `draw`.
+        ValueError: Samples can't be prepared as training prepares its batches; or as
+            `draw`.
     """
-    probes, prepare, _ = draw(subject, None, split, count)
-    if prepare is not None:
-        raise ValueError(
-            "this command gives samples to the network as the data set has them, but "
-            "a collate function, a transfer hook or prepare= changes batches; do that "
-            "in the data set's transform."
+    probes, prepare, notes = draw(subject, None, split, count)
+    if notes:
+        raise ValueError(f"{notes[0].rstrip('.')}; {_ELSEWHERE}")
+    if prepare is None:
+        return probes, None
+    module, mean, std = subject.module, probes.mean, probes.std
+    x = probes.x.to(next(module.parameters()).device)
+    with observing(module), as_evaluated(module):
+        there = prepare(x.clone())
+        if there.requires_grad:
+            raise ValueError(
+                "what prepares batches uses weights, which are others in each network "
+                f"that is compared; {_ELSEWHERE}"
+            )
+        found = normalizing(
+            lambda pixels: prepare(to_input(pixels, mean, std)),
+            to_pixels(x, mean, std),
         )
-    return probes
+    if found is None or probes.units != "pixel":
+        return probes, prepare
+    return replace(probes, x=there.cpu(), mean=found[0], std=found[1]), None
+
+
+_ELSEWHERE = (
+    "do that in the data set's transform, or in forward, and start the command again."
+)
 
 
 def _class_of(entry: Any) -> type:

@@ -16,7 +16,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer
 from leakwatch.cli.audit import add_cells, add_places
 from leakwatch.cli.checkpoint import free_directory
-from leakwatch.cli.subject import Subject, SubjectCLI, draw_unprepared
+from leakwatch.cli.subject import Subject, SubjectCLI, draw_for_study
 from leakwatch.cli.tables import say_where
 from leakwatch.cli.trade_training import (
     LightningTraining,
@@ -27,6 +27,7 @@ from leakwatch.cli.trade_training import (
 from leakwatch.cli.training import quiet
 from leakwatch.defenses import Budget, Reduction
 from leakwatch.defenses.budget import Unit
+from leakwatch.derivatives import Prepare
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes import ProbeSet
 from leakwatch.scores.api import PriorName
@@ -186,7 +187,8 @@ def compare_defenses(argv: list[str]) -> None:
 
 def _measure(cli: TradeCLI, subject: Subject, options: argparse.Namespace) -> TradeOff:
     asked = cli.trade
-    probes = draw_unprepared(subject, asked.split, asked.samples)
+    probes, prepare = draw_for_study(subject, asked.split, asked.samples)
+    _check_prepared(asked, subject, prepare)
     module, data = subject.module, subject.data
     subject.move_to(options.device)
     own = data if isinstance(data, LightningDataModule) else None
@@ -225,10 +227,39 @@ def _measure(cli: TradeCLI, subject: Subject, options: argparse.Namespace) -> Tr
         **_assumed(asked.prior, probes),
         index=probes.index,
         class_names=probes.class_names,
+        prepare=prepare,
         progress=lambda line: print(line, flush=True),
         n_jobs=options.jobs,
         keep_cells=options.cells,
     )
+
+
+def _check_prepared(asked: Trade, subject: Subject, prepare: Prepare | None) -> None:
+    """Raise where training defends other inputs than those that are attacked."""
+    if subject.monitor.prepare is not None:
+        raise ValueError(
+            "the config's prepare= says that the training step prepares its inputs, "
+            "which neither defenses nor the measurement of accuracy can repeat; do "
+            "that in the data set's transform, in on_after_batch_transfer or in forward"
+        )
+    if prepare is None:
+        return
+    made = {}
+    if asked.defenses:
+        named = tuple(asked.defenses)
+        made = named_defenses(named, directions=asked.directions, box=1.0)
+    looking = [
+        name
+        for name, make in made.items()
+        if make(Budget(1.0)).needs in ("jacobian", "samples")
+    ]
+    looking += ["mixup"] if asked.mixup else []
+    if looking:
+        raise ValueError(
+            f"{' and '.join(looking)} would protect inputs as training prepares them, "
+            "and attacks look for inputs as the data set has them; prepare them in the "
+            "data set's transform, or compare defenses of gradients such as gaussian."
+        )
 
 
 def _assumed(prior: PriorName | None, probes: ProbeSet) -> dict[str, Any]:
@@ -246,6 +277,6 @@ def _partners(subject: Subject, probes: ProbeSet) -> tuple[Tensor, Tensor]:
     # Sized, or no sample could have been drawn.
     size = len(cast(Sized, subject.data.train_dataloader().dataset))
     count = min(size, _PARTNERS + len(probes))
-    candidates = draw_unprepared(subject, "train", count)
+    candidates, _ = draw_for_study(subject, "train", count)
     mine = torch.stack([(candidates.x == x).flatten(1).all(1) for x in probes.x]).any(0)
     return candidates.x[~mine], candidates.y[~mine]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,16 @@ from typing import Any, Literal, TypeAlias, cast, final
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
-from torch import Tensor, nn
+from lightning.pytorch.utilities import move_data_to_device
+from torch import nn
 
 from leakwatch.callbacks import GradientDefense
 from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.preparation import (
+    HOOKS,
+    samples_of,
+    transfer_hooks,
+)
 from leakwatch.callbacks._recording.loggers import publish_figures, publish_scalars
 from leakwatch.defenses import Defense, Reduction
 from leakwatch.studies import Applied, TradeOff, TradeOffRow
@@ -125,7 +131,7 @@ def accuracy_on(
     """A function that measures the accuracy of a network on a split.
 
     Args:
-        data: Whose loader gives batches (x, y).
+        data: Whose loader gives batches; hooks prepare them as a Trainer has it.
         split: Which.
 
     Raises:
@@ -140,21 +146,30 @@ def accuracy_on(
             f"there are no {split} samples to measure accuracy on ({error}); choose "
             f"another --trade_off.accuracy_on, test or val."
         ) from None
-    batches = cast(Iterable[Sequence[Tensor]], loader)
+    batches = cast(Iterable[Any], loader)
+    own = data if isinstance(data, LightningDataModule) else None
 
     def accuracy(module: nn.Module) -> float:
         device = next(module.parameters()).device
+        hooks = transfer_hooks(cast(LightningModule, module), own)
+        before, after = (hooks.get(name, _as_it_is) for name in HOOKS)
         right = total = 0
         with observing(module), torch.no_grad():
             module.eval()
-            for x, y in batches:
-                right += int((module(x.to(device)).argmax(1).cpu() == y).sum())
+            for batch in batches:
+                moved = move_data_to_device(before(batch, 0), device)
+                x, y = samples_of(after(moved, 0))
+                right += int((module(x).argmax(1) == y).sum())
                 total += len(y)
         if total == 0:
             raise ValueError(f"the {split} samples are none; accuracy needs some.")
         return right / total
 
     return accuracy
+
+
+def _as_it_is(batch: Any, dataloader_idx: int) -> Any:
+    return batch
 
 
 @contextmanager

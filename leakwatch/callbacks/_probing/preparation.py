@@ -19,9 +19,11 @@ from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes.items import INPUT_KEYS, LABEL_KEYS
 from leakwatch.status import describe_error
 
-__all__ = ["found_preparation", "samples_of"]
+__all__ = ["HOOKS", "found_preparation", "normalizing", "samples_of", "transfer_hooks"]
 
-_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
+HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
+# Share of the largest value by which rounding moves a normalised one.
+_SAME = 1e-5
 _Pack = Callable[[Any, Any], Any]
 
 
@@ -48,6 +50,26 @@ def samples_of(batch: Any) -> tuple[Tensor, Tensor]:
     )
 
 
+def transfer_hooks(
+    module: LightningModule, datamodule: Any
+) -> dict[str, Callable[[Any, int], Any]]:
+    """What a Trainer calls with each batch before and after it moves it, by name.
+
+    Args:
+        module: what is trained.
+        datamodule: its data module, whose hooks go first; ``None`` or something else
+            without hooks.
+    """
+    found = {}
+    for hook in HOOKS:
+        for owner in (datamodule, module):
+            hooked = isinstance(owner, LightningDataModule | LightningModule)
+            if hooked and is_overridden(hook, owner):
+                found[hook] = getattr(owner, hook)
+                break
+    return found
+
+
 def found_preparation(
     module: LightningModule, datamodule: Any, loader: Any, x: Tensor, y: Tensor
 ) -> tuple[Prepare | None, str]:
@@ -66,15 +88,10 @@ def found_preparation(
         differentiated, and is the same for each sample whatever else is in its batch.
     """
     collate = getattr(loader, "collate_fn", None)
-    steps: list[Callable[..., Any]] = []
+    hooks = transfer_hooks(module, datamodule)
+    steps = list(hooks.values())
     named = [] if collate in (None, default_collate) else ["collate_fn"]
-    for hook in _HOOKS:
-        for owner in (datamodule, module):
-            hooked = isinstance(owner, LightningDataModule | LightningModule)
-            if hooked and is_overridden(hook, owner):
-                steps.append(getattr(owner, hook))
-                named.append(hook)
-                break
+    named += hooks
     if not named:
         return None, ""
     why = ""
@@ -125,6 +142,43 @@ def _prepare(
         return samples_of(batch)
 
     return prepare
+
+
+def normalizing(
+    prepare: Prepare, x: Tensor
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation per channel, if a preparation applies nothing else.
+
+    Args:
+        prepare: the preparation.
+        x: inputs, ``(n, ...)``; channels are the second of more than two dimensions.
+
+    Returns:
+        Those of (x − mean)/std; ``None`` for any other preparation.
+
+    Example:
+        >>> x = torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+        >>> normalizing(lambda x: (x - 0.5) / 0.25, x)
+        ((0.5, 0.5), (0.25, 0.25))
+        >>> normalizing(torch.sqrt, x)
+    """
+    with torch.no_grad():
+        there = prepare(x.clone())
+        offset, one = prepare(torch.zeros_like(x)), prepare(torch.ones_like(x))
+    if not there.shape == offset.shape == one.shape == x.shape:
+        return None
+    slope = (one - offset).double()
+    channels = [d for d in range(x.ndim) if d != 1 or x.ndim < 3]
+    scale = slope.mean(channels, keepdim=True)
+    shift = offset.double().mean(channels, keepdim=True)
+    if not bool((scale > 0).all()):
+        return None
+    affine = scale * x.double() + shift
+    near = float(_SAME * (affine.abs().max() + shift.abs().max()))
+    if not bool((affine - there.double()).abs().max() <= near):
+        return None
+    mean, std = -shift / scale, 1 / scale
+    return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
 
 
 def _objection(
