@@ -5,7 +5,8 @@
 
 Counted by a ``TorchDispatchMode``: every operation on the device, those that
 make the CPU wait for a device (reading a number, positions of a mask, copies from the
-device, eigensolvers), and copies to the device. Where a call takes steps, a row is the
+device, eigensolvers), and copies to the device, which it waits for as well; an index
+that is on the CPU is one. Where a call takes steps, a row is the
 difference between many steps and few, for each step. On the CPU nothing is copied
 between devices, so only numbers that are read are counted as synchronisations there.
 """
@@ -44,6 +45,8 @@ ATTACKS = {
     "ci-net": "normal",
     "gauss-newton": "near",
 }
+# These bring indices that are elsewhere to the device.
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 VIEWS = {"view", "_unsafe_view", "expand", "detach", "t", "transpose", "slice", "alias"}
 
 
@@ -79,6 +82,8 @@ class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         self.operations += 1
         self.synchronisations += name in WAITING
+        if name in INDEXING:
+            self.copies += sum(t.device.type == "cpu" for t in tree_leaves(args[1]))
         if name in ("_to_copy", "copy_"):
             source = args[1] if name == "copy_" else args[0]
             there, here = out.device.type, source.device.type

@@ -348,7 +348,10 @@ class GradientDefense(Placed):
         self._fit.batch_ended()
         if trainer.barebones:
             return
-        for key, value in self._fit.values().items():
+        values = self._fit.values()
+        # Lightning would send them to the device one by one.
+        sent = torch.tensor(list(values.values()), device=pl_module.device)
+        for key, value in zip(values, sent, strict=True):
             pl_module.log(
                 f"{self.name}/{key}", value, on_step=True, on_epoch=False, batch_size=1
             )

@@ -108,7 +108,8 @@ class LevenbergMarquardt:
     """State of all attacks. Nothing that happens to one changes another.
 
     Numbers of attacks, of which each step depends, are on the CPU: once in a step they
-    are waited for, all together.
+    are waited for, all together. What the device is told goes there together too: each
+    copy, and each index on the CPU is one, waits as well.
 
     Args:
         objective: what is minimised.
@@ -135,9 +136,10 @@ class LevenbergMarquardt:
         self.rows, self.bounds = rows.cpu(), bounds
         rows = self.rows
         self.p = p.clone() if bounds is None else p.clamp(*bounds)
-        self.residual = objective.residual(rows, self.p)
-        phi = objective.value(rows, self.p, self.residual)
-        self.noisy = (objective.noise[rows] > 0).cpu()
+        row = self._tell(rows)[0].long()
+        self.residual = objective.residual(row, self.p)
+        phi = objective.value(row, self.p, self.residual)
+        self.noisy = (objective.noise > 0).cpu()[rows]
         self.phi, self.distance = self._read(phi, self.residual.norm(dim=1))
         count = len(rows)
         memory = settings.memory if objective.kinked else 1
@@ -202,16 +204,29 @@ class LevenbergMarquardt:
 
     def _step(self, step: int, a: Tensor) -> None:
         """One step of the attacks at positions a."""
-        self._differentiate(a[self.moved[a]])
-        rows = self.rows[a]
-        trial, predicted = self.how.step(self._at(a), self.damping[a], self.bounds)
-        residual = self.objective.residual(rows, trial)
+        rows, new = self.rows[a], a[self.moved[a]]
+        if self.objective.kinked:
+            self._set_widths(new)
+        told = self._tell(
+            *(new, self.rows[new], self.width[new]),
+            *(a, rows, self.width[a], self.damping[a]),
+        )
+        self._differentiate(*told[:3])
+        width, damping = told[5:]
+        places, row = (t.long() for t in told[3:5])
+        p = self.p[places]
+        trial, predicted = self.how.step(
+            Iterates(rows, p, self.residual[places], self.slope[places], width),
+            damping,
+            self.bounds,
+        )
+        residual = self.objective.residual(row, trial)
         phi, predicted, distance, moved, size = self._read(
-            self.objective.value(rows, trial, residual),
+            self.objective.value(row, trial, residual),
             predicted,
             residual.norm(dim=1),
-            (trial - self.p[a]).norm(dim=1),
-            self.p[a].norm(dim=1),
+            (trial - p).norm(dim=1),
+            p.norm(dim=1),
         )
         gain = (self.phi[a] - phi) / predicted.clamp_min(1e-300)
         gain = torch.where(predicted > 0, gain, -1.0).nan_to_num(-1.0)
@@ -225,9 +240,12 @@ class LevenbergMarquardt:
 
         yes = a[accept]
         self.move[yes] = moved[accept] / size[accept].clamp_min(1e-300)
-        chosen = accept.nonzero()[:, 0]
-        self.p[yes], self.residual[yes] = trial[chosen], residual[chosen]
         self.phi[yes], self.distance[yes] = phi[accept], distance[accept]
+        best = self.phi[a] < self.best[a]
+        taken, best_yet = (t[:, None] > 0 for t in self._tell(accept, best))
+        self.p[places] = p = torch.where(taken, trial, p)
+        self.residual[places] = torch.where(taken, residual, self.residual[places])
+        self.best_p[places] = torch.where(best_yet, p, self.best_p[places])
         self.recent[step % len(self.recent), a] = self.phi[a]
         self.moved[a] = accept
         self.steps[a] += 1
@@ -240,20 +258,22 @@ class LevenbergMarquardt:
         self.how.renew(rows[~keep])
         self._remember(step, a, ended)
 
-    def _differentiate(self, new: Tensor) -> None:
-        """Widths of the kinks, then slopes, of attacks that moved."""
-        if len(new) == 0:
-            return
-        rows, p, r = self.rows[new], self.p[new], self.residual[new]
-        if self.objective.kinked:
-            spread = self.distance[new]
-            # With noise the residual stays large; the last step still shrinks.
-            spread = torch.where(
-                self.noisy[new], torch.minimum(spread, self.move[new]), spread
-            )
-            spread = self.settings.smoothing * spread * self.widths[self.turn[new]]
-            self.width[new] = spread.clamp_max(self.settings.widest)
-        self.slope[new] = self.objective.slope(rows, p, r, self.width[new])
+    def _set_widths(self, new: Tensor) -> None:
+        """Widths of the kinks, of attacks that moved."""
+        spread = self.distance[new]
+        # With noise the residual stays large; the last step still shrinks.
+        spread = torch.where(
+            self.noisy[new], torch.minimum(spread, self.move[new]), spread
+        )
+        spread = self.settings.smoothing * spread * self.widths[self.turn[new]]
+        self.width[new] = spread.clamp_max(self.settings.widest)
+
+    def _differentiate(self, places: Tensor, rows: Tensor, width: Tensor) -> None:
+        """Slopes of attacks that moved; where the images are, as told."""
+        if len(places):
+            places, rows = places.long(), rows.long()
+            p, r = self.p[places], self.residual[places]
+            self.slope[places] = self.objective.slope(rows, p, r, width)
 
     def _damp(self, a: Tensor, gain: Tensor, good: Tensor) -> None:
         """Nielsen's rule: damping falls smoothly with the gain, and rises ever faster.
@@ -275,13 +295,12 @@ class LevenbergMarquardt:
             self.moved[again] = True
 
     def _remember(self, step: int, a: Tensor, ended: Tensor) -> None:
-        """Keeps the best images, and ends attacks that can't improve."""
+        """Keeps the best values, and ends attacks that can't improve."""
         # Noise makes most of φ: a hundredth of it may be all that there is to gain.
         less = torch.where(self.noisy[a], 1 - _NOISY_GAIN, 1 - _GAIN)
         self.improved[a[self.phi[a] < less * self.best[a]]] = step
         w = a[self.phi[a] < self.best[a]]
-        self.best_p[w], self.best[w] = self.p[w], self.phi[w]
-        self.best_residual[w] = self.distance[w]
+        self.best[w], self.best_residual[w] = self.phi[w], self.distance[w]
         close = self.best_residual[a] < _CLOSE
         most = self.settings.patience
         patience = torch.where(close, max(2, most // 4), most)
@@ -291,10 +310,10 @@ class LevenbergMarquardt:
         self.alive[a[done]] = False
         self.how.forget(self.rows[a[done]])
 
-    def _at(self, a: Tensor) -> Iterates:
-        return Iterates(
-            self.rows[a], self.p[a], self.residual[a], self.slope[a], self.width[a]
-        )
+    def _tell(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of attacks where the images are, in float64, by one copy."""
+        told = torch.cat([t.double() for t in numbers]).to(self.p.device)
+        return torch.split(told, [len(t) for t in numbers])
 
     def _read(self, phi: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """Numbers of attacks on the CPU, with φ infinite where it is not a number."""

@@ -27,7 +27,7 @@ _SHORTENINGS = 4
 class Iterates:
     """Where attacks are, and what is known there; one row each.
 
-    Rows and widths may be on the CPU, from where a GPU is told and never asked.
+    Rows may be on the CPU, from where a GPU is told and never asked.
 
     Attributes:
         rows: positions in the objective.

@@ -141,20 +141,22 @@ class StepMeasurement:
         Args:
             drawn: what the step was to consume.
         """
-        applied = flat(drawn.parameters) - drawn.clean
-        bias = 0.0 if drawn.bias is None else float(drawn.bias.norm())
-        noise = applied if drawn.bias is None else applied - drawn.bias
-        norm, clean = float(applied.norm()), float(drawn.clean.norm())
+        applied, delta = flat(drawn.parameters) - drawn.clean, drawn.delta
+        compared = [applied, drawn.clean, delta, applied - delta]
+        if drawn.bias is not None:
+            compared += [drawn.bias, applied - drawn.bias]
+        # On a GPU each look at one would wait for it.
+        norms = torch.stack([t.norm() for t in compared]).tolist()
+        norm, clean, size, apart = norms[:4]
+        bias, noise = norms[4:] or (0.0, norm)
         return cls(
             asked=math.sqrt(drawn.variance + bias**2),
             applied=norm,
-            noise=float(noise.norm()),
+            noise=noise,
             variance=drawn.variance,
             size=len(applied),
             relative=_ratio(norm, clean),
-            mismatch=_ratio(
-                float((applied - drawn.delta).norm()), float(drawn.delta.norm())
-            ),
+            mismatch=_ratio(apart, size),
         )
 
     @property
@@ -296,7 +298,8 @@ def finite(parameters: Sequence[nn.Parameter]) -> bool:
         parameters: whose gradients.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
-    return all(bool(torch.isfinite(g).all()) for g in grads)
+    flags = [torch.isfinite(g).all().to(grads[0].device) for g in grads]
+    return not flags or bool(torch.stack(flags).all())
 
 
 def flat(parameters: Sequence[nn.Parameter]) -> Float[Tensor, " d_theta"]:
