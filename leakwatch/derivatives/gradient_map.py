@@ -83,6 +83,8 @@ class GradientMap(DifferentiableNetwork):
         prepare: as given.
         dtype: the arithmetic.
         chunk_size: as given.
+        facts: numbers that hold until the network is changed; kept from one map of it
+            to the next.
         formed: weights that don't come apart as ``layers.taps``
             expected, so that their gradients have to be formed whole.
         together: whether ``graph_products.batch_products`` may evaluate a batch in one
@@ -353,7 +355,8 @@ def _logits_and_losses(
             logits.append(out)
 
     with network.evaluation(x) as at, torch.no_grad():
-        refuse_stray_reads(network._loss, at, *network.prepared(x, y))
+        if not network.recall(*network.prepared(x, y)):
+            refuse_stray_reads(network._loss, at, *network.prepared(x, y))
         handle = network.module.register_forward_hook(keep)
         try:
             samples = zip(*network.prepared(x, y), strict=True)

@@ -24,7 +24,13 @@ from leakwatch.derivatives.runtime import (
     evaluating,
     underlying,
 )
-from leakwatch.derivatives.verification import Path, examine, known, remember
+from leakwatch.derivatives.verification import (
+    Examination,
+    Path,
+    examine,
+    known,
+    remember,
+)
 from leakwatch.status import OK, Status
 
 __all__ = ["DifferentiableNetwork"]
@@ -72,6 +78,7 @@ class DifferentiableNetwork:
         self.dtype = dtype
         self.chunk_size = chunk_size
         self.formed: set[str] = set()
+        self.facts: dict[object, int] = {}
         self.together = True
         self.unrecorded = ""
         self.prepare = prepare
@@ -288,8 +295,23 @@ class DifferentiableNetwork:
         if examination is None:
             examination = examine(self._loss, at, x, y, self._path)
             remember(self._loss, x, y, self._path, examination)
+        return self._adopt(examination)
+
+    def recall(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the network was examined before, and is now as it was then.
+
+        Args:
+            x: network inputs, in ``dtype``; inside an evaluation.
+            y: labels.
+        """
+        examination = known(self._loss, x, y, self._path)
+        if examination is not None and self._resolved is None:
+            self._adopt(examination)
+        return examination is not None
+
+    def _adopt(self, examination: Examination) -> Literal["vmap", "loop"]:
         self._push, self._pull = examination.push, examination.pull
-        self._doubt = examination.doubt
+        self._doubt, self.facts = examination.doubt, examination.facts
         name = type(self.module).__name__
         if examination.conclusive:
             self._resolved = examination.path

@@ -228,9 +228,12 @@ class _Found:
         good = (residuals <= _LEADING_RESIDUAL * sigma.square())[:, :_LEADING]
         counts = good.long().cumprod(1).sum(1).tolist()
         low, lower = sigma[:, -1].square(), self._lower[rows]
-        deficient = self._factor.rows < n
-        if not deficient:
-            lower = self._bounded(wide, sigma, lower)
+        deficient, wanted = self._factor.rows < n, self._smallest[rows]
+        done = closed | (converged & ~wanted)
+        # It takes as long as the rest: where nobody waits for it, the last one will do.
+        due = wanted | done | (k == self._limit)
+        if not deficient and bool(due.any()):
+            lower = torch.where(due, self._bounded(wide, sigma, lower), lower)
         sharp = (low <= floor) | (low - lower <= _SHARP * low)
         if deficient or k == n:
             sharp = torch.ones_like(sharp)
@@ -244,9 +247,8 @@ class _Found:
         hopeless = low * float(self._limit) ** 2 < top
         if self._limit >= n:
             hopeless = torch.zeros_like(hopeless)
-        enough = ~self._smallest[rows] | sharp | hopeless
-        done: Tensor = closed | (converged & enough)
-        return done
+        every: Tensor = done | converged & (sharp | hopeless)
+        return every
 
     def _bounded(self, wide: Tensor, sigma: Tensor, lower: Tensor) -> Tensor:
         n, k = self._factor.size, sigma.shape[1]

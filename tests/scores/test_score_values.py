@@ -22,7 +22,7 @@ def spectrum(eigenvalues: list[float] | None = None, **known: object) -> SampleS
     )
     fields: dict[str, object] = {
         "d_x": 2 if lam is None else len(lam),
-        "loss": Value(1.0),
+        "loss_of": lambda: Value(1.0),
         "grad_norm": Value(1.0),
         "lambda_max": Value(4.0 if lam is None else float(lam[0])),
         "lambda_min": Value(1.0),

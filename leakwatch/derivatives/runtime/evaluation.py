@@ -56,7 +56,6 @@ def evaluating(
         plain_arithmetic(device_type),
         _eager(),
         as_evaluated(loss, dtype),
-        Substitutes() if substitutes else nullcontext(),
     ):
         # Operations that vmap runs one by one say so, and so do compiled modules to
         # which we listen for a moment: neither is news to the user.
@@ -73,7 +72,8 @@ def evaluating(
             into[name] = _cast(p.detach(), dtype).clone()
         for name, b in loss.named_buffers():
             fixed[name] = _cast(b.detach(), dtype)
-        yield Weights(shared, fixed)
+        with Substitutes() if substitutes else nullcontext():
+            yield Weights(shared, fixed)
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
                 for key, hook in list(registry.items()):
                     if watches(hook):
                         del registry[key]
-            m.training = False
+            m.__dict__["training"] = False
             if "_compiled_call_impl" in m.__dict__:  # set by Module.compile()
                 m.__dict__["_compiled_call_impl"] = None
             for name, value in list(vars(m).items()):

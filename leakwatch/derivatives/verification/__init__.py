@@ -7,9 +7,10 @@ from leakwatch.derivatives.verification.forward_watch import (
     refuse_stray_reads,
 )
 from leakwatch.derivatives.verification.known import known, remember
-from leakwatch.derivatives.verification.verify import Path, examine
+from leakwatch.derivatives.verification.verify import Examination, Path, examine
 
 __all__ = [
+    "Examination",
     "Path",
     "examine",
     "known",

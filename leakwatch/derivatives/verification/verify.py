@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
@@ -60,6 +60,7 @@ class Examination:
         doubt: what results are worth at most: ``ok``; ``estimated`` where it could not
             be found out whether derivatives show all of the dependence on the input;
             ``failed`` where they don't.
+        facts: numbers that were found later, and hold until the network is changed.
     """
 
     path: Literal["vmap", "loop"]
@@ -69,6 +70,7 @@ class Examination:
     notes: tuple[str, ...]
     conclusive: bool
     doubt: Status
+    facts: dict[object, int] = field(default_factory=dict)
 
 
 def examine(

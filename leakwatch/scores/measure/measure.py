@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,7 +57,7 @@ def measure(
             spectrum,
             d_x=d_x,
             rank=min(d_theta, d_x),
-            loss=_finite(float(inputs.losses[i]), "loss"),
+            loss_of=functools.partial(_loss, inputs, i),
             grad_norm=_finite(norm.number, "gradient"),
             why_no_spectrum=why,
         )
@@ -104,6 +105,10 @@ def _path(
 def _full_prior(plan: Plan, settings: Settings) -> str:
     correlated = plan.solver == "lanczos" and settings.prior is not None
     return " for a full prior covariance" if correlated else ""
+
+
+def _loss(inputs: ScoreInputs, sample: int) -> Value:
+    return _finite(float(inputs.losses[sample]), "loss")
 
 
 def _finite(number: float, what: str) -> Value:

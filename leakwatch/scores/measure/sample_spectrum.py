@@ -99,7 +99,7 @@ class SampleSpectrum:
     Attributes:
         d_x: number of input elements.
         rank: min(d_θ, d_x): from here on eigenvalues are exactly zero.
-        loss: the sample's loss.
+        loss_of: finds the sample's loss.
         grad_norm: ‖g‖.
         lambda_max: largest eigenvalue of H.
         lambda_min: smallest.
@@ -135,7 +135,7 @@ class SampleSpectrum:
 
     d_x: int = 0
     rank: int = 0
-    loss: Value = NOT_ASKED
+    loss_of: Callable[[], Value] = field(default=lambda: NOT_ASKED)
     grad_norm: Value = NOT_ASKED
     lambda_max: Value = NOT_ASKED
     lambda_min: Value = NOT_ASKED
@@ -208,6 +208,11 @@ class SampleSpectrum:
             offset=offset,
             failure=failure,
         )
+
+    @property
+    def loss(self) -> Value:
+        """The sample's loss; the network is evaluated when a score asks for it."""
+        return self.loss_of()
 
     @property
     def in_components(self) -> bool:

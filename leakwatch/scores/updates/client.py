@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -211,7 +212,7 @@ def _blocks(
                 spectrum,
                 d_x=d_x,
                 rank=min(d_theta, d_x),
-                loss=Value(float(inputs.losses[i])),
+                loss_of=functools.partial(Value, float(inputs.losses[i])),
                 grad_norm=Value(float(jacobian.norm[i]) / n),
             ),
             mismatch,
@@ -303,7 +304,7 @@ class _Joint:
                 self._by_products() if dense is None else self._exactly(dense),
                 d_x=self._operator.size,
                 rank=min(self._operator.rows, self._operator.size),
-                loss=Value(float(self._inputs.losses.mean())),
+                loss_of=functools.partial(Value, float(self._inputs.losses.mean())),
                 grad_norm=Value(self._norm),
             ),
             self._mismatch,
