@@ -7,17 +7,27 @@ to a cluster; without any they run here, one after the other.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import functools
 import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from io import IOBase
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Final, Generic, TypeVar, final
 
 import numpy as np
@@ -38,8 +48,21 @@ _VALUES: Final = (
     *(bool, int, float, complex, str, bytes, Path, np.ndarray, np.generic),
     *(Tensor, torch.dtype, torch.device),
 )
-# What every module has.
+# Whose text says all about them.
+_NAMED: Final = (
+    *(Path, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(torch.finfo, torch.iinfo),
+)
+# What every module has, hooks apart.
 _OF_MODULES: Final = frozenset(vars(nn.Module()))
+_HOOKS: Final = (
+    *("_forward_pre_hooks", "_forward_hooks"),
+    *("_backward_pre_hooks", "_backward_hooks"),
+)
+# Packages whose classes are told by the versions, and by their names.
+_VERSIONED: Final = sys.stdlib_module_names | {
+    *("leakwatch", "torch", "torchvision", "lightning", "pytorch_lightning", "numpy"),
+}
 
 
 @final
@@ -65,10 +88,11 @@ class Work(Generic[_T]):
 class CellStore(Generic[_T]):
     """Keeps finished cells, a file for each, by what they were computed from.
 
-    A cell is found again if network, samples, settings, the code of functions and the
-    versions of leakwatch and torch are the same. So one folder may serve several
-    studies, and a changed one computes what changed. Not seen are files that a function
-    reads, the code of others that it calls, and hooks: give another folder then.
+    A cell is found again if network, samples, settings, hooks, the code of functions
+    and classes and the versions of leakwatch and torch are the same. So one folder may
+    serve several studies, and a changed one computes what changed. Not seen are files
+    that a function reads, and the code of others that it calls: give another folder
+    then. A study of what can't be read, such as a generator, is not kept.
 
     Args:
         directory: made with the first cell.
@@ -97,7 +121,7 @@ class CellStore(Generic[_T]):
             work: the cell.
         """
         try:
-            found = json.loads(self._file(work).read_bytes())
+            found = json.loads(self.file(work).read_bytes())
             return (self.decode(found["result"]),)
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -113,9 +137,17 @@ class CellStore(Generic[_T]):
             return
         make_private_directory(self.directory)
         text = json.dumps({"cell": work.name, "result": self.encode(result)})
-        write_atomically(self._file(work), text.encode())
+        write_atomically(self.file(work), text.encode())
 
-    def _file(self, work: Work[_T]) -> Path:
+    def file(self, work: Work[_T]) -> Path:
+        """Where a cell is kept.
+
+        Args:
+            work: the cell.
+
+        Raises:
+            UnreadableError: if something that it is computed from can't be read.
+        """
         words = re.sub(r"[^\w.=-]+", "-", work.name).strip("-.")[:80]
         own = digest((self._study, work.key))
         return self.directory / f"{words}-{own[:16]}.json"
@@ -137,7 +169,9 @@ def run_cells(
         cells: what to compute.
         n_jobs: processes, as of ``joblib.Parallel``; ``None``: as
             ``joblib.parallel_config`` says, else this one.
-        store: where finished cells are kept; those that are there aren't computed.
+        store: where finished cells are kept; those that are there aren't computed. A
+            warning says so where none is, because what they are made from can't be
+            read.
         done: called with each cell, here and as soon as it is finished.
     """
     results: dict[int, _T] = {}
@@ -147,6 +181,7 @@ def run_cells(
         if done is not None:
             done(cells[i], result)
 
+    store = None if store is None or not _readable(store, cells) else store
     for i, work in enumerate(cells):
         found = None if store is None else store.load(work)
         if found is not None:
@@ -174,6 +209,16 @@ def run_cells(
     return [results[i] for i in range(len(cells))]
 
 
+def _readable(store: CellStore[_T], cells: Sequence[Work[_T]]) -> bool:
+    try:
+        for work in cells:
+            store.file(work)
+    except UnreadableError as error:
+        warnings.warn(f"leakwatch: no cell is kept: {error}", stacklevel=3)
+        return False
+    return True
+
+
 def _computed(
     i: int, call: Callable[..., _T], arguments: tuple[Any, ...], threads: int
 ) -> tuple[int, _T]:
@@ -185,16 +230,26 @@ def _computed(
         torch.set_num_threads(before)
 
 
+class UnreadableError(TypeError):
+    """What a study is computed from has a state that only using it would show."""
+
+
 def digest(value: object) -> str:
     """A hash of what a study is computed from, the same in every process.
 
-    Of tensors and arrays all entries count, of networks the classes and attributes of
-    all parts, weights, buffers and which are trained, of functions the code, what they
-    close over and the values among the globals that they read, of other objects the
-    class and the attributes, of objects in these the values.
+    Of tensors and arrays all entries count, of networks the classes, attributes and
+    hooks of all parts, weights, buffers and which are trained, of functions the code,
+    what they close over and the values among the globals that they read, of other
+    objects the class and the attributes, in slots too, or what pickle would keep, of
+    objects in these the values. Of classes that are no part of a package that states
+    its version the code of methods counts, and the values.
 
     Args:
         value: anything made of these.
+
+    Raises:
+        UnreadableError: for generators and other iterators, open files, locks, and what
+            else pickle refuses.
 
     Example:
         >>> digest([1, torch.zeros(2)]) == digest([1, torch.zeros(2)])
@@ -203,13 +258,25 @@ def digest(value: object) -> str:
         False
     """
     found = hashlib.sha256()
-    _feed(found.update, value, 0)
+    _feed(found.update, value, ())
     return found.hexdigest()
 
 
 def _feed(
-    feed: Callable[[bytes], None], value: object, depth: int, *, inside: bool = False
+    feed: Callable[[bytes], None],
+    value: object,
+    above: tuple[int, ...],
+    *,
+    inside: bool = False,
 ) -> None:
+    """Feed a value, and what it is made of.
+
+    Args:
+        feed: takes bytes.
+        value: the value.
+        above: identities of what it is a part of.
+        inside: whether it is a part of an object of a kind not known.
+    """
     parts: Sequence[Any]
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         feed(f"{type(value).__name__} {value!r}\n".encode(errors="surrogatepass"))
@@ -224,8 +291,12 @@ def _feed(
         feed(f"array {array.dtype} {array.shape}\n".encode())
         feed(array.tobytes())
         return
-    if isinstance(value, Path | torch.dtype | torch.device):
+    if isinstance(value, _NAMED):
         feed(f"{type(value).__name__} {value}\n".encode())
+        return
+    if id(value) in above:
+        # A hook of a module, say, that is a method of the module.
+        feed(f"above {above[::-1].index(id(value))}\n".encode())
         return
     if isinstance(value, Mapping):
         parts = [item for pair in value.items() for item in pair]
@@ -237,12 +308,12 @@ def _feed(
         parts, plain_object = _parts(value)
         if plain_object:
             # Not what it holds in turn, such as a data module its Trainer.
-            parts = [(k, v) for k, v in parts if not inside or _stated(v)]
+            parts = [(k, v) for k, v in parts if not inside or _told(v)]
         inside = inside or plain_object
     feed(f"{_name(value)} {len(parts)}\n".encode())
-    if depth < _DEEPEST:
+    if len(above) < _DEEPEST:
         for part in parts:
-            _feed(feed, part, depth + 1, inside=inside)
+            _feed(feed, part, (*above, id(value)), inside=inside)
 
 
 def _parts(value: object) -> tuple[Sequence[Any], bool]:
@@ -250,7 +321,7 @@ def _parts(value: object) -> tuple[Sequence[Any], bool]:
     if isinstance(value, CodeType):
         return (value.co_code, value.co_names, value.co_consts), False
     if isinstance(value, FunctionType):
-        closed = [cell.cell_contents for cell in value.__closure__ or ()]
+        closed = [_content(cell) for cell in value.__closure__ or ()]
         own = (value.__code__, value.__defaults__, value.__kwdefaults__, *closed)
         read = sorted(_names(value.__code__) & value.__globals__.keys())
         stated = [(k, v) for k in read if _stated(v := value.__globals__[k])]
@@ -265,22 +336,109 @@ def _parts(value: object) -> tuple[Sequence[Any], bool]:
         settings = [_settings(part) for part in value.modules()]
         # With buffers that no checkpoint has.
         held = {**value.state_dict(), **dict(value.named_buffers())}
-        return (kinds, trained, held, settings), False
-    if isinstance(value, type | BuiltinFunctionType):
+        hooks = [_hooks(part) for part in value.modules()]
+        classes = dict.fromkeys(type(part) for part in value.modules())
+        methods = [_code(kind) for kind in classes]
+        return (kinds, trained, held, settings, hooks, methods), False
+    if isinstance(value, type | BuiltinFunctionType | ModuleType):
         return (), False
     if isinstance(value, Enum):
         return (value.name,), False
     if isinstance(value, range | slice):
         return (repr(value),), False
+    code = _code(type(value))
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
-        return [(f.name, getattr(value, f.name)) for f in fields], False
-    return _attributes(getattr(value, "__dict__", {})), True
+        return [*((f.name, getattr(value, f.name)) for f in fields), *code], False
+    state, attributes = _state(value)
+    return [*state, *code], attributes
 
 
 def _settings(module: nn.Module) -> list[tuple[str, object]]:
     """What its weights don't say, such as a slope, a stride or a mean."""
     return _attributes({k: v for k, v in vars(module).items() if k not in _OF_MODULES})
+
+
+def _hooks(module: nn.Module) -> list[tuple[str, object, bool]]:
+    """By kind, in the order in which they run, and whether they get keywords."""
+    kept = vars(module)
+    return [
+        (kind, hook, key in kept.get(f"{kind}_with_kwargs", ()))
+        for kind in _HOOKS
+        for key, hook in kept.get(kind, {}).items()
+    ]
+
+
+def _code(kind: type) -> list[tuple[str, object]]:
+    """Methods and values of a class and its bases, by name."""
+    found = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in _VERSIONED:
+            continue
+        for name, member in sorted(vars(base).items()):
+            plain = _functions(member)
+            if plain or (name[:2] != "__" and _stated(member)):
+                found.append((f"{_name(base)}.{name}", plain or member))
+    return found
+
+
+def _functions(member: object) -> list[FunctionType]:
+    """Those of a method, property or cached function."""
+    if isinstance(member, FunctionType):
+        return [member]
+    if isinstance(member, property):
+        made = (member.fget, member.fset, member.fdel)
+        return [f for each in made for f in _functions(each)]
+    inner = getattr(member, "func", getattr(member, "__func__", member))
+    inner = getattr(inner, "__wrapped__", inner)
+    return [inner] if isinstance(inner, FunctionType) else []
+
+
+def _state(value: object) -> tuple[list[tuple[str, object]], bool]:
+    """What pickle keeps of an object; and whether that is its attributes.
+
+    Raises:
+        UnreadableError: if there is no such thing.
+    """
+    if isinstance(value, Iterator | IOBase):
+        raise UnreadableError(_UNREADABLE.format(_name(value)))
+    try:
+        reduced: Any = copyreg.dispatch_table.get(type(value), _reduced)(value)
+    except Exception as error:
+        raise UnreadableError(_UNREADABLE.format(_name(value))) from error
+    if isinstance(reduced, str):
+        return [("name", reduced)], False
+    call, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    own: Any = state
+    slots: dict[str, object] = {}
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        own, slots = state
+    if isinstance(own, dict | None):
+        held = _attributes({**(own or {}), **slots})
+    else:
+        held = [("state", state)]
+    held += [("arguments", arguments), ("items", list(items or ()))]
+    bare = own is None and call is copyreg.__newobj__  # type: ignore[attr-defined]
+    of_attributes = bare or isinstance(own, dict)
+    return [("call", call), *held, ("pairs", list(pairs or ()))], of_attributes
+
+
+def _reduced(value: object) -> object:
+    return value.__reduce_ex__(4)
+
+
+_UNREADABLE: Final = (
+    "what the study is given holds a {}, whose state can't be read without using it; "
+    "make it inside of the function that needs it, or leave keep_cells out."
+)
+
+
+def _content(cell: Any) -> object:
+    """Of a closure; a name may have no value yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _attributes(of: Mapping[str, object]) -> list[tuple[str, object]]:
@@ -297,6 +455,11 @@ def _stated(value: object) -> bool:
     return value is None or isinstance(value, _VALUES)
 
 
+def _told(value: object) -> bool:
+    """Whether it is a value, or nothing that can be told apart."""
+    return _stated(value) or isinstance(value, Iterator | IOBase)
+
+
 def _names(code: CodeType) -> set[str]:
     """That a function and those inside of it look up."""
     inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
@@ -304,6 +467,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _name(value: object) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
     named = isinstance(value, type | FunctionType | BuiltinFunctionType)
     kind: Any = value if named else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -16,13 +20,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import joblib
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from leakwatch.defenses import Defense
 from leakwatch.studies import Applied, TradeOff, compare_initializations, trade_off
-from leakwatch.studies.cells import CellStore, Work, digest, run_cells
+from leakwatch.studies.cells import CellStore, UnreadableError, Work, digest, run_cells
 from leakwatch.studies.trade_offs.rows import decoded, encoded
 from studies.problems import network, samples
 
@@ -349,6 +354,147 @@ def test_a_digest_sees_globals_that_are_values(
     assert digest(shifted) != before
     monkeypatch.setitem(globals(), "SHIFT", 0.1)
     assert digest(shifted) == before
+
+
+class Slotted:
+    """With attributes that no ``__dict__`` has, of a base class too."""
+
+    __slots__ = ("mean",)
+
+    def __init__(self, mean: float) -> None:
+        self.mean = mean
+
+
+class MoreSlotted(Slotted):
+    __slots__ = ("__own", "other")
+
+    def __init__(self, mean: float) -> None:
+        super().__init__(0.5)
+        self.__own = mean
+
+
+def hooked(register: str, hook: Any, **how: Any) -> nn.Module:
+    net = network()
+    getattr(net[1], register)(hook, **how)
+    return net
+
+
+def shifting(mean: float) -> Callable[..., Any]:
+    return lambda module, args, *out: (args[0] + mean,)
+
+
+class Shift(nn.Module):
+    """Its own method is a hook of its own part."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self.part = nn.Linear(2, 2)
+        nn.init.ones_(self.part.weight)
+        nn.init.ones_(self.part.bias)
+        self.mean = mean
+        self.part.register_forward_hook(self.shift)
+        self.register_forward_pre_hook(Slotted(mean).__init__)
+
+    def shift(self, module: nn.Module, args: Any, out: Any) -> Any:
+        return out + self.mean
+
+
+def drawn(seed: float) -> random.Random:
+    return random.Random(round(10 * seed))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Slotted,
+        MoreSlotted,
+        lambda mean: Loss(inner=Slotted(mean), mean=mean),
+        lambda mean: hooked("register_forward_pre_hook", shifting(mean)),
+        lambda mean: hooked("register_forward_hook", shifting(mean)),
+        lambda mean: hooked("register_full_backward_hook", shifting(mean)),
+        lambda mean: hooked("register_full_backward_pre_hook", shifting(mean)),
+        Shift,
+        drawn,
+        lambda seed: deque([drawn(seed)]),
+        lambda seed: torch.Generator().manual_seed(round(10 * seed)),
+        lambda seed: np.random.default_rng(round(10 * seed)),
+        lambda mean: re.compile(str(mean)),
+    ],
+)
+def test_a_digest_sees_states_that_no_dict_has(make: Callable[[float], Any]) -> None:
+    assert digest(make(0.1)) == digest(make(0.1)) != digest(make(0.2))
+
+
+def test_a_digest_sees_hooks() -> None:
+    add = shifting(0.1)
+    once = digest(hooked("register_forward_pre_hook", add))
+    assert digest(network()) != once
+    assert once != digest(hooked("register_forward_hook", add))
+    with_keywords = hooked("register_forward_pre_hook", add, with_kwargs=True)
+    assert once != digest(with_keywords)
+    net = network()
+    net[1].register_forward_pre_hook(add).remove()
+    assert digest(net) == digest(network())
+
+
+def test_a_digest_sees_the_code_of_classes() -> None:
+    def made(source: str) -> Any:
+        here: dict[str, Any] = {"nn": nn, "__name__": "own"}
+        exec(source, here)
+        return here["Own"]()
+
+    def module(body: str) -> Any:
+        return made(f"class Own(nn.Module):\n  {body}")
+
+    def plain(body: str) -> Any:
+        return made(f"class Base:\n  {body}\nclass Own(Base): pass")
+
+    for of in (module, plain):
+        one = digest(of("def forward(self, x): return x"))
+        assert one == digest(of("def forward(self, x): return x"))
+        assert one != digest(of("def forward(self, x): return x + 1"))
+        assert digest(of("slope = 1.0")) != digest(of("slope = 2.0"))
+        for kind in ("property", "staticmethod"):
+            first, second = (
+                digest(of(f"slope = {kind}(lambda self: {n})")) for n in (1, 2)
+            )
+            assert first != second
+
+
+def reading(file: Any, *_: Any) -> None:
+    next(file)
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Iterator[list[Any]]:
+    path = tmp_path / "stream"
+    path.write_text("1 2 3")
+    with path.open() as file:
+        yield [
+            (i for i in range(3)),
+            map(abs, [1]),
+            file,
+            threading.Lock(),
+            partial(reading, file),
+            Loss(stream=iter([1])),
+            hooked("register_forward_hook", partial(reading, iter([1]))),
+        ]
+
+
+def test_what_can_not_be_read_has_no_digest(unreadable: list[Any]) -> None:
+    for value in unreadable:
+        with pytest.raises(UnreadableError, match="can't be read without using it"):
+            digest(["a study", value])
+
+
+def test_a_study_of_what_can_not_be_read_is_computed_and_not_kept(
+    unreadable: list[Any], tmp_path: Path
+) -> None:
+    for value in unreadable:
+        kept = tmp_path / "kept"
+        with pytest.warns(UserWarning, match="no cell is kept: .* leave keep_cells"):
+            assert run_cells([work(5)], store=store(kept, of=value)) == [10]
+        assert not kept.exists()
 
 
 def test_a_digest_does_not_see_what_a_trainer_goes_through() -> None:
