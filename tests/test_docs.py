@@ -208,6 +208,6 @@ def test_the_federated_quickstart_ends_with_conclusive_attacks(tmp_path: Path) -
         text=True,
         check=True,
     )
-    audits = re.findall(r"(\d) of (\d) recovered", ran.stdout)
+    audits = re.findall(r"(\d) of (\d) recovered", ran.stderr)
     assert len(audits) == 2
     assert all(int(recovered) >= 1 for recovered, _ in audits)
