@@ -271,7 +271,7 @@ class DifferentiableNetwork:
         if y.is_floating_point():
             y = y.to(self.dtype)
         return (
-            x.clone() if x.is_inference() else x,
+            x.clone() if x.is_inference() or _shares_memory(x) else x,
             y.clone() if y.is_inference() else y,
         )
 
@@ -335,3 +335,13 @@ class DifferentiableNetwork:
     def forward_mode(self) -> bool:
         """Whether J v is the tangent of g on the ``"vmap"`` path."""
         return self._push is pushed
+
+
+def _shares_memory(x: Tensor) -> bool:
+    """Whether samples are a part of a larger tensor, such as a whole data set.
+
+    A tangent in forward mode gets as much memory as there is behind its tensor.
+    """
+    if x.layout != torch.strided:
+        return False
+    return x.untyped_storage().nbytes() > x.numel() * x.itemsize

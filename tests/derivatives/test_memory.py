@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, relative
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from leakwatch import GradientJacobian
 from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram import assembly
 from leakwatch.derivatives.gram.conv_factors import Workspace
@@ -134,3 +137,44 @@ def test_forced_exact_scores_keep_to_the_budget(
     assert not machine.refused
     for name in free:
         torch.testing.assert_close(tight[name], free[name], rtol=1e-5, atol=0)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The bytes of the largest tensor that was made, apart from the data."""
+
+    def __init__(self, data: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.data = data.untyped_storage()._cdata
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and t.untyped_storage()._cdata != self.data:
+                self.bytes = max(self.bytes, t.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Sigmoid])
+def test_samples_of_a_large_data_set_take_no_more_than_themselves(
+    activation: type[nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), activation(), nn.Flatten(), nn.Linear(72, 3))
+    )
+    data, y = torch.rand(5000, 1, 8, 8), torch.tensor([0, 1, 2])
+    at, v = GradientMap(net), torch.rand(3, 64)
+    at(data[:2], y[:2])  # examines the network
+    largest = []
+    for x in (data[:3].clone(), data[:3]):
+        with Largest(data) as seen:
+            jacobian = GradientJacobian(at, x, y)
+            jacobian.gram(0)
+            jacobian.grams([1, 2], torch.eye(64).expand(2, -1, -1))
+            jacobian.matvec(v)
+            jacobian.dense(1)
+        largest.append(seen.bytes)
+    assert largest[1] == largest[0]

@@ -220,7 +220,7 @@ def grams(
         for start in range(0, len(xs), group):
             part = slice(start, start + group)
             found = found_together(
-                Sample(gradients, at, xs[part], ys[part], samples.weight[part]),
+                Sample(gradients, at, xs[part].clone(), ys[part], samples.weight[part]),
                 taps.layers,
                 last,
                 rank,

@@ -54,7 +54,9 @@ class Sample:
 
     def at_position(self, i: int) -> Sample:
         """One of several samples."""
-        return Sample(self.gradients, self.at, self.x[i], self.y[i], self.weight[i])
+        # In memory of its own: each tangent takes as much as there is behind it.
+        x = self.x[i].clone()
+        return Sample(self.gradients, self.at, x, self.y[i], self.weight[i])
 
     def taps(self, layers: dict[str, Layer], last: str) -> Taps:
         """The network opened at some layers."""
