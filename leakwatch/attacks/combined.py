@@ -121,7 +121,7 @@ class Combined(GradientAttack):
         ways = self._ways(task)
         counts = _shares(task.restarts, len(ways))
         near: list[Reconstruction] = []
-        done = 0
+        done, least = 0, 0.0
         limit = None if task.deadline is None else self.share * _seconds_left(task)
         began = time.perf_counter()
         for (problem, engine), count in zip(ways, counts, strict=True):
@@ -131,21 +131,24 @@ class Combined(GradientAttack):
             if limit is not None:
                 # What is left of the first attack's time, by restarts that are left.
                 rest = limit - (time.perf_counter() - began)
+                if near and rest <= least:
+                    break
                 left = max(rest * count / (task.restarts - done), 1e-3)
-            near.append(_approach(engine, problem, task, done, count, left))
+            made, least = _approach(engine, problem, task, done, count, left)
+            near.append(made)
             done += count
         steps = torch.stack([n.iterations for n in near]).sum(0)
-        whose = [i for i, count in enumerate(counts) for _ in range(count)]
+        whose = [i for i, count in enumerate(counts) for _ in range(count)][:done]
+        missing, task = task.restarts - done, replace(task, restarts=done)
         first = self._tries(task, torch.cat([n.restart_images for n in near]), whose)
         result = self._arrive(task, first.sorted_by(first.turned))
         result = replace(result, steps=result.steps + steps.to(result.steps))
         lost = _lost(result, task.shared).nonzero()[:, 0]
-        if len(lost) == 0:
-            return result
-        lengths = task.shared.gradient.double().norm(dim=1)[lost]
-        return self._given_up(task, ways, first.of(lost), lost).into(
-            result, lengths, lost
-        )
+        if len(lost) > 0:
+            lengths = task.shared.gradient.double().norm(dim=1)[lost]
+            tries = self._given_up(task, ways, first.of(lost), lost, least)
+            result = tries.into(result, lengths, lost)
+        return _with_those_that_never_began(result, task, missing)
 
     def _arrive(self, task: GradientTask, near: Tries) -> SearchResult:
         """Gauss-Newton from these images, unless there is no time for it to arrive.
@@ -163,7 +166,10 @@ class Combined(GradientAttack):
             length = task.shared.gradient.double().norm(dim=1).to(near.relative)
             loss = 0.5 * (near.relative * length).square()
             return SearchResult(
-                near.images, loss, steps=torch.zeros_like(loss, dtype=torch.long)
+                near.images,
+                loss,
+                steps=torch.zeros_like(loss, dtype=torch.long),
+                late=torch.ones_like(loss, dtype=torch.bool),
             )
         waves.look_at = time.perf_counter() + _LOOK * left
         return waves.run()
@@ -174,6 +180,7 @@ class Combined(GradientAttack):
         ways: list[tuple[_Problem, _First]],
         tries: Tries,
         lost: Int[Tensor, " lost"],
+        least: float,
     ) -> Tries:
         """What is returned of targets at whose images Gauss-Newton does not arrive.
 
@@ -185,6 +192,7 @@ class Combined(GradientAttack):
             ways: of the first attacks.
             tries: the first images of these targets.
             lost: positions of the targets.
+            least: seconds that another descent takes at least.
         """
         coarse = next(
             (i for i, way in enumerate(ways) if isinstance(way[1], CoarseToFine)), None
@@ -199,7 +207,7 @@ class Combined(GradientAttack):
             other = torch.zeros_like(other)
         fresh = task.initial is None and task.start.practical
         if task.deadline is not None and fresh:
-            tries = self._longer(task, ways, tries, lost, (coarse, other))
+            tries = self._longer(task, ways, tries, lost, (coarse, other), least)
         better, there = tries.by(torch.full_like(other, coarse))
         worse, also = tries.by(other)
         likeliest = tries.sorted_by(tries.unlikely)
@@ -218,6 +226,7 @@ class Combined(GradientAttack):
         tries: Tries,
         lost: Int[Tensor, " lost"],
         two: tuple[int, Int[Tensor, " lost"]],
+        least: float,
     ) -> Tries:
         """Longer descents from new starts; arguments as above, and of which ways."""
         coarse, other = two
@@ -226,7 +235,7 @@ class Combined(GradientAttack):
         work = sum(len(rows) for _, rows in plan)
         for turn, (way, rows) in enumerate(plan):
             left = _seconds_left(task)
-            if left <= 0:
+            if left <= least:
                 break
             part = _part(task, lost[rows.to(lost.device)])
             (gradients, shared), engine = ways[way]
@@ -235,7 +244,7 @@ class Combined(GradientAttack):
             share = left * len(rows) / work
             work -= len(rows)
             seeds = task.restarts + turn
-            made = _approach(engine, (gradients, given), part, seeds, 1, share)
+            made, _ = _approach(engine, (gradients, given), part, seeds, 1, share)
             found = self._tries(part, made.restart_images, [way])
             tries = tries.with_new(found, rows)
         return tries
@@ -396,8 +405,13 @@ def _approach(
     done: int,
     count: int,
     limit: float | None,
-) -> Reconstruction:
-    """A first attack from some starts, with as many steps as fit its time."""
+) -> tuple[Reconstruction, float]:
+    """A first attack from some starts, with as many steps as fit its time.
+
+    Returns:
+        What it came to; and the seconds that a single step of it takes, with what
+        prepares it, under a time limit.
+    """
     initial = task.initial
     how: dict[str, Any] = {
         "pixels": task.pixels,
@@ -407,18 +421,52 @@ def _approach(
         "restarts": count,
         "initial": None if initial is None else initial[done : done + count],
     }
+    once = 0.0
     if limit is not None:
-        clock = [time.perf_counter()]
+        took: list[float] = []
         for steps in (1, 1 + _TRIAL_STEPS):
-            first.changed(steps=steps).run(*problem, time_limit=limit, **how)
-            clock.append(time.perf_counter())
-        once, more = clock[1] - clock[0], clock[2] - clock[1]
+            began = time.perf_counter()
+            left = limit - sum(took)
+            made = first.changed(steps=steps).run(*problem, time_limit=left, **how)
+            took.append(time.perf_counter() - began)
+            # Neither preparing another run nor its steps would fit.
+            if sum(took) + max(took) > limit:
+                return made, took[0]
+        once, more = took
         each = max(more - once, 0.1 * more) / _TRIAL_STEPS
-        left = limit - (clock[2] - clock[0])
+        left = limit - once - more
         fits = int((left - min(once, more)) / each)
         first = first.changed(steps=max(1, min(first.steps, fits)))
-        limit = max(left, 1e-3)
-    return first.run(*problem, progress=task.progress, time_limit=limit, **how)
+        limit = left
+    made = first.run(*problem, progress=task.progress, time_limit=limit, **how)
+    return made, once
+
+
+def _with_those_that_never_began(
+    result: SearchResult, task: GradientTask, missing: int
+) -> SearchResult:
+    """A result with the first images of restarts for which there was no time."""
+    if missing == 0:
+        return result
+    begun = task.restarts
+    every = replace(task, restarts=begun + missing)
+    first = every.first_images(box=True)[begun:].to(result.images)
+
+    def more(t: Tensor, fill: float) -> Tensor:
+        return torch.cat([t, t.new_full((missing, *t.shape[1:]), fill)])
+
+    rank = result.loss if result.rank is None else result.rank
+    late = torch.ones_like(result.loss, dtype=torch.bool)
+    return replace(
+        result,
+        images=torch.cat([result.images, first]),
+        loss=more(result.loss, math.inf),
+        steps=more(result.steps, 0),
+        rank=more(rank, math.inf),
+        late=more(late, True),
+        diverged=None,
+        history=None,
+    )
 
 
 def _lost(result: SearchResult, shared: SharedGradient) -> Bool[Tensor, " targets"]:

@@ -37,8 +37,9 @@ class Reconstruction(Tabular):
             that a sample is safe.
         iterations: optimiser steps used by the best restart.
         restart_images: of each restart, always with the dimension of images:
-            ``(restarts, targets, images, *sample)``.
-        restart_loss: its matching distance, float64.
+            ``(restarts, targets, images, *sample)``; its first ones where the time was
+            over before it began.
+        restart_loss: its matching distance, float64; infinite there.
         seconds: wall-clock time of the whole attack.
         attack: name of the preset or attack.
         start: name of the start: ``"normal"``, ``"near"``, …

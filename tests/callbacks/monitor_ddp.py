@@ -11,10 +11,11 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from monitor_cases import CLASSES, Tiny, dataset, fit, record_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
+import leakwatch
 from leakwatch.callbacks import LeakageMonitor
 from leakwatch.scores import Scoring
 
@@ -246,7 +247,64 @@ def compared(folder: Path, processes: int) -> dict[str, Any]:
     return found
 
 
+class Dropping(Double):
+    """Each process leaves out others."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Sequential(
+                nn.Flatten(),
+                nn.Linear(16, 8),
+                nn.Sigmoid(),
+                nn.Dropout(0.5),
+                nn.Linear(8, CLASSES),
+            )
+        )
+
+    def on_train_start(self) -> None:
+        torch.manual_seed(1 + _rank())
+
+
+class DroppingHalved(Dropping):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) / 2
+
+
+def dropping(folder: Path, processes: int) -> dict[str, Any]:
+    """Weights, words and the last gradient norms, of networks that draw."""
+    found: dict[str, Any] = {}
+    for kind in (Dropping, DroppingHalved):
+        watched = watch(dtype="float64", scores=["norms"])
+        how: dict[str, Any] = {"processes": processes, "module": kind}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = go(folder / kind.__name__, watched, **how)
+        streams = torch.get_rng_state().tolist()
+        texts = [str(w.message) for w in caught]
+        alone = go(folder / "alone", **how)
+        probes = watched.probes
+        assert probes is not None
+        right = leakwatch.score(
+            run.lightning_module, probes.x, probes.y, "norms", dtype=torch.float64
+        )
+        rows = [r for r in record_of(watched) if r[4] == "grad_norm"]
+        found[kind.__name__] = {
+            "said": [text for text in texts if text.startswith("leakwatch")],
+            "weights": weights(run),
+            "alone": weights(alone),
+            "streams": streams == torch.get_rng_state().tolist(),
+            "moments": [r[:3] for r in rows],
+            "statuses": [r[6] for r in rows],
+            "norms": [float(r[5]) for r in rows][-len(probes) :],
+            "right": right["grad_norm"].tolist(),
+        }
+    return found
+
+
 CASES = {
     case.__name__: case
-    for case in (plain, double, single, one_probe, resumed, broken, talking, compared)
+    for case in (
+        *(plain, double, single, one_probe, resumed, broken, talking, compared),
+        dropping,
+    )
 }
