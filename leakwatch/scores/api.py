@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from leakwatch.checks import (
     check_choice,
-    check_criterion,
     check_function,
     check_number,
     check_samples,
@@ -369,7 +368,6 @@ def score(
     started = time.perf_counter()
     check_samples(x, y)
     check_number("data_range", data_range, example=1.0)
-    check_criterion(criterion)
     check_function("prepare", prepare, "prepare(x) → network inputs")
     for name, tensor in (("delta", delta), ("prior_mean", prior_mean)):
         if tensor is not None:
