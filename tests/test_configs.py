@@ -156,8 +156,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     yield
-    # Not only the run: W&B's process reads relative paths from where it was started,
-    # and version 0.23.1 ends where they lead nowhere.
+    wandb.finish()
+    # W&B's process reads relative paths from where it was started, and version 0.23.1
+    # ends where they lead nowhere.
     wandb.teardown()
 
 
