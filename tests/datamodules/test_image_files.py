@@ -66,6 +66,11 @@ def test_every_kind_of_8_bits(mode: str, channels: int, tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8), 255, np.uint8)).convert("RGB").convert(mode).save(
         path
     )
+    try:
+        with Image.open(path) as written:
+            written.load()
+    except OSError:
+        pytest.skip("this version of Pillow can't read what it wrote")
     files = ImageFiles((str(path),), torch.tensor([0]), 8, channels)
     x, _ = files.dataset((0.0,) * channels, (1.0,) * channels)[0]
     torch.testing.assert_close(x, torch.ones(channels, 8, 8), rtol=0.0, atol=2 / 255)
