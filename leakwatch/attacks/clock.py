@@ -17,6 +17,9 @@ class Clock:
     Args:
         deadline: of ``time.perf_counter()``, ``None`` for no limit.
 
+    Attributes:
+        after: seconds that what follows the last step takes.
+
     Example:
         >>> Clock(None).over(), Clock(time.perf_counter()).over()
         (False, True)
@@ -24,19 +27,26 @@ class Clock:
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
+        self.after = 0.0
         self._asked: float | None = None
+
+    @property
+    def last_end(self) -> float | None:
+        """When the last step has to end, ``None`` for no limit."""
+        return None if self.deadline is None else self.deadline - self.after
 
     def over(self) -> bool:
         """Whether the next step, if it takes as long as the last, ends too late.
 
         Ask once before each step.
         """
-        if self.deadline is None:
+        end = self.last_end
+        if end is None:
             return False
         now = time.perf_counter()
         took = 0.0 if self._asked is None else now - self._asked
         self._asked = now
-        return now + took > self.deadline
+        return now + took > end
 
 
 @final

@@ -14,17 +14,19 @@ import leakwatch
 from leakwatch.attacks.clock import Clock
 
 
+@pytest.mark.parametrize("after", [0.0, 2.5])
 @pytest.mark.parametrize("step", [0.3, 1.0, 7.0])
 def test_no_step_begins_that_would_end_too_late(
-    monkeypatch: pytest.MonkeyPatch, step: float
+    monkeypatch: pytest.MonkeyPatch, step: float, after: float
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = Clock(110.0)
+    clock.after = after
     while not clock.over():
         now[0] += step
-    assert now[0] <= 110.0
-    assert now[0] + step > 110.0
+    assert now[0] + after <= 110.0
+    assert now[0] + step + after > 110.0
 
 
 def test_the_first_step_is_always_done_before_a_deadline() -> None:
