@@ -581,6 +581,13 @@ CASES = [
             lambda m: setattr(m, "scale", nn.Parameter(torch.tensor(0.3))),
         ),
     ),
+    Case(
+        "complex-weights",  # an odd number of entries in all
+        function(
+            lambda m, x: _plain(m, (torch.view_as_complex(m.pairs) * x).abs()),
+            lambda m: setattr(m, "pairs", nn.Parameter(torch.randn(36, 2))),
+        ),
+    ),
     Case("unused", function(lambda m, x: m.b(x[:, :6].sin()))),
     Case(
         "independent-of-input",

@@ -104,7 +104,8 @@ def pulled(
     """Jᵀ u, flat, by torch.func: ∇_x of the slope of ℓ along u."""
     parts = torch.split(u, [p.numel() for p in at.shared.values()])
     towards = {
-        name: part.view(p.shape)
+        # In memory of its own: complex numbers can't begin at an odd position.
+        name: part.view(p.shape).clone()
         for (name, p), part in zip(at.shared.items(), parts, strict=True)
     }
 
@@ -153,7 +154,8 @@ def graph(loss: LossFunction, at: Weights, x: Tensor, y: Tensor, w: Tensor) -> G
         allow_unused=True,
         materialize_grads=True,
     )
-    return leaf, torch.cat([part.reshape(-1) for part in g])
+    # Times one: what comes back to each is then no part of u, see `pulled`.
+    return leaf, torch.cat([1 * part.reshape(-1) for part in g])
 
 
 def pulled_back(sample: Graph, u: Tensor, create_graph: bool = False) -> Tensor:
