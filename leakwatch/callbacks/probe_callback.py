@@ -257,14 +257,16 @@ class RecordingCallback(Placed, Probing):
             self._comparison.before(trainer, pl_module, batch)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compares it before a defense acts in manual optimisation."""
-        if self._comparison is not None and self._defended_by_hand:
-            self._comparison.look(trainer, pl_module, None)
+        """Keeps what a defense is about to change in manual optimisation."""
+        if self._comparison is not None:
+            self._comparison.backward()
+            if self._defended_by_hand:
+                self._comparison.look(trainer, pl_module, None)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Compares it with the gradient that training shares."""
+        """Keeps the gradient that training shares, to compare it."""
         if self._comparison is not None:
             self._comparison.look(trainer, pl_module, optimizer)
 

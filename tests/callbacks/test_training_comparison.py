@@ -187,6 +187,72 @@ def test_comparing_leaves_training_alone_to_the_last_bit(
     assert weights(monitor()) == weights()
 
 
+# -- several steps in a batch ----------------------------------------------------------
+
+
+class TwoLosses(TwoOptimizers):
+    """The second part learns by another loss, after the first has taken its step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        for optimizer, loss in zip(
+            self.optimizers(), (F.cross_entropy, F.multi_margin_loss), strict=True
+        ):
+            self.zero_grad()
+            self.manual_backward(loss(self(x), y))
+            optimizer.step()
+
+
+class Twice(TwoLosses):
+    """One optimiser takes both steps."""
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        return [super().optimizers()] * 2
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("module", [TwoLosses, Twice])
+def test_several_gradients_in_a_batch_are_said(
+    tmp_path: Path, module: type[Tiny]
+) -> None:
+    (said,) = cautions(tmp_path, module())
+    assert said.startswith("a training step takes several optimiser steps, each with")
+
+
+class SecondTurned(TwoOptimizers):
+    """The gradient that the second optimiser gets is another one."""
+
+    def on_after_backward(self) -> None:
+        for p in self.net[3].parameters():
+            p.grad.neg_()
+
+
+def test_what_a_second_optimiser_gets_is_compared_too(tmp_path: Path) -> None:
+    (said,) = cautions(tmp_path, SecondTurned())
+    assert "is not that of the criterion on the same batch" in said
+
+
+def test_closures_that_are_called_again_are_one_step(tmp_path: Path) -> None:
+    class Closure(Twice):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()[0]
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(self(batch[0]), batch[1])
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.step(closure=closure)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+    assert cautions(tmp_path, Closure()) == []
+
+
 # -- another loss ----------------------------------------------------------------------
 
 

@@ -85,12 +85,14 @@ class _Gradients:
             samples of each class, and what they add to some entries of the mean.
         streams: the state in which the last batch left random streams.
         rounding: norm of what rounding changes in the mean.
+        weights: of which they are, by name, where the criterion draws.
     """
 
     mean: dict[int, Tensor]
     pieces: tuple[tuple[Counter[int], dict[int, dict[int, Tensor]]], ...] = ()
     streams: bytes = b""
     rounding: float = 0.0
+    weights: dict[str, Tensor] | None = None
 
     def added(self, other: _Gradients) -> _Gradients:
         """With those of another part of a message."""
@@ -100,7 +102,28 @@ class _Gradients:
             self.pieces + other.pieces,
             other.streams,
             self.rounding + other.rounding,
+            other.weights,
         )
+
+
+@final
+@dataclass
+class _Consumed:
+    """What an optimiser is about to consume, or several of the same gradient.
+
+    Attributes:
+        step: optimiser steps before the first.
+        gradients: by id of parameter.
+        scale: by which losses were multiplied.
+        held: whether any parameter had a gradient.
+        spent: whether a backward pass came after the first step.
+    """
+
+    step: int
+    gradients: dict[int, Tensor]
+    scale: float = 1.0
+    held: bool = False
+    spent: bool = False
 
 
 class _NotHereError(Exception):
@@ -260,7 +283,10 @@ class TrainingComparison:
         self._classes = classes
         self._tell = tell
         self._weigh = weigh
-        self._looked = True  # at the gradient of this batch
+        self._consumed: _Consumed | None = None  # in this batch
+        self._begun = 0  # at this optimiser step
+        # Whether processes have never taken a step in the same batch; None: not known.
+        self._apart: bool | None = None
         self._messages = 0
         self._ours: list[_Gradients] = []
         self._drew: list[bool] = []  # of each way, the same numbers as training
@@ -284,7 +310,9 @@ class TrainingComparison:
             module: what is trained.
             batch: as the training step gets it.
         """
-        self._looked = False
+        self._consumed, self._begun = None, trainer.global_step
+        if self._compared and not self._left:
+            return
         due = self._messages in _COMPARED or self._waiting
         alone = trainer.world_size == 1
         # Processes can't see each other's batches: all look, or none.
@@ -320,45 +348,102 @@ class TrainingComparison:
     def look(
         self, trainer: Trainer, module: LightningModule, optimizer: Optimizer | None
     ) -> None:
-        """Compares with the gradient that is there now; the first one of a batch.
+        """Keeps the gradient that is there now, until the batch ends.
+
+        Processes may take different ways through a batch, so none waits here.
 
         Args:
             trainer: the trainer.
             module: what is trained.
             optimizer: which is about to consume it; ``None`` for all parameters.
         """
-        if self._looked:
+        consumed = self._consumed
+        if consumed is None:
+            self._compare_draws()
+            consumed = self._consumed = _Consumed(trainer.global_step, {})
+        elif module.automatic_optimization or trainer.global_step == consumed.step:
+            return  # a closure that is called again
+        elif consumed.spent:
+            self._tell(
+                "steps",
+                "a training step takes several optimiser steps, each with a gradient "
+                "of its own; who shares them shares more than scores are about, which "
+                "are of the criterion's gradient alone",
+            )
             return
-        self._looked = True
-        self._messages += 1
-        self._step = trainer.global_step
-        self._compare_draws()
+        if self._due and self._left and self._ours:
+            try:
+                self._keep(trainer, module, optimizer, consumed)
+            except Exception as error:
+                self._failure = describe_error(error)
+
+    def backward(self) -> None:
+        """Notes a backward pass."""
+        if self._consumed is not None:
+            self._consumed.spent = True
+
+    def _keep(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        optimizer: Optimizer | None,
+        consumed: _Consumed,
+    ) -> None:
+        parameters = list(module.parameters())
+        if optimizer is not None:
+            parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            consumed.scale = 1.0 if scaler is None else scaler.get_scale()
+        for p in parameters:
+            if all(id(p) in g.mean for g in self._ours):
+                none = p.grad is None
+                kept = torch.zeros_like(p) if none else p.grad.clone()  # type: ignore[union-attr]
+                consumed.gradients.setdefault(id(p), kept)
+                consumed.held |= not none
+
+    def after(self, trainer: Trainer, module: LightningModule) -> None:
+        """Compares at the end of a batch, where every process comes.
+
+        Args:
+            trainer: the trainer.
+            module: what is trained.
+        """
+        manual, alone = not module.automatic_optimization, trainer.world_size == 1
+        stepped = manual or trainer.global_step > self._begun
+        over = not alone and self._messages > _COMPARED[-1]
+        if not self._left or not stepped or over:
+            return
+        within = self._consumed is not None
+        held = any(p.grad is not None for p in module.parameters())
+        if manual and held and not within:
+            self.look(trainer, module, None)  # a step went past Lightning
+        consumed, self._consumed = self._consumed, None
+        told = gather(trainer, (within, consumed is not None))
         ours, self._ours = self._ours, []
         drew, self._drew = self._drew, []
         last, self._last = self._last, None
-        if not (self._due and self._left):
-            return
-        try:
-            self._compare(trainer, module, optimizer, ours, drew, last)
-        except _NotHereError as error:
-            self._give_up(str(error))
-        except Exception as error:
-            self._give_up(describe_error(error))
-
-    def after(self, trainer: Trainer, module: LightningModule) -> None:
-        """Looks after a batch of manual optimisation whose step went past Lightning."""
-        if self._looked or module.automatic_optimization:
-            return
-        held = any(p.grad is not None for p in module.parameters())
-        if held:
-            self.look(trainer, module, None)
-        elif self._messages == 0 and self._ours:
+        self._step = self._begun if consumed is None else consumed.step
+        if any(looked for _, looked in told):
+            self._messages += 1
+            together = all(looked for _, looked in told)
+            if self._due and not together and self._apart is None:
+                self._apart = True
+            if self._due and together:
+                self._apart = False
+                try:
+                    self._compare(trainer, module, consumed, ours, drew, last)
+                except _NotHereError as error:
+                    self._give_up(str(error))
+                except Exception as error:
+                    self._give_up(describe_error(error))
+        elif manual and self._messages == 0:
             self._give_up(
                 "no optimiser of Lightning's has taken a step, and no gradient is left"
             )
-        self._say_unexplained()
-        self._left = False
-        self._ours = []
+        if manual and not any(step for step, _ in told):
+            self._say_unexplained()
+            self._left = False
 
     def finish(self) -> None:
         """Says what was waiting for a second look."""
@@ -367,6 +452,8 @@ class TrainingComparison:
                 self._tell_factor(*self._factors[-1])
             self._tell_weights()
             self._say_unexplained()
+            if self._apart:
+                self._give_up("processes take optimiser steps in different batches")
 
     @property
     def _waiting(self) -> bool:
@@ -427,8 +514,9 @@ class TrainingComparison:
         share: float,
         *,
         split: bool = True,
+        weights: dict[str, Tensor] | None = None,
     ) -> _Gradients:
-        """The criterion's mean gradient as training forms it."""
+        """The criterion's mean gradient as training forms it; at other weights too."""
         inner = underlying(module)
         loss = SampleLoss(inner, self._gradients.criterion, prepare)
         modes = [(part, part.training) for part in loss.modules()]
@@ -438,10 +526,12 @@ class TrainingComparison:
             names, placed, fixed = {}, {}, {}
             for name, p in loss.named_parameters():
                 names[name] = id(p)
-                placed[name] = p.detach().clone().requires_grad_(p.requires_grad)
+                value = p if weights is None else weights[name]
+                placed[name] = value.detach().clone().requires_grad_(p.requires_grad)
             for name, b in loss.named_buffers():
                 fixed[name] = b.detach().clone()
             wanted = {k: p for k, p in placed.items() if p.requires_grad}
+            before = state_of_streams()
             with torch.enable_grad(), trainer.precision_plugin.train_step_context():
                 values = loss.batch(placed | fixed, x.detach().clone(), y.clone())
             if float(values.detach().mean()) < _CONFIDENT:
@@ -478,13 +568,17 @@ class TrainingComparison:
                 (other[k] / _MULTIPLE - g).double().norm() for k, g in mean.items()
             ]
             rounding = float(torch.stack(apart).norm())
-            return _Gradients(mean, pieces, state_of_streams(), rounding)
+            streams = state_of_streams()
+            at = {k: p.detach() for k, p in placed.items()}
+            return _Gradients(
+                mean, pieces, streams, rounding, None if streams == before else at
+            )
 
     def _compare(
         self,
         trainer: Trainer,
         module: LightningModule,
-        optimizer: Optimizer | None,
+        consumed: _Consumed | None,
         ours: list[_Gradients],
         drew: list[bool],
         last: tuple[Tensor, Tensor] | None,
@@ -493,19 +587,18 @@ class TrainingComparison:
 
         What one can't do, all learn before any waits for it.
         """
-        parameters = list(module.parameters())
-        if optimizer is not None:
-            parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        parameters = [p for p in parameters if all(id(p) in g.mean for g in ours)]
-        here = bool(ours and last and parameters)
-        here = here and any(p.grad is not None for p in parameters)
-        mine = (here, self._failure, drew, [g.rounding for g in ours])
+        taken = {} if consumed is None else consumed.gradients
+        here = bool(ours and last and taken and consumed and consumed.held)
+        shapes = [tuple(g.shape) for g in taken.values()]
+        mine = (here, self._failure, shapes, drew, [g.rounding for g in ours])
         told = gather(trainer, mine)
-        failures = [why for _, why, _, _ in told if why]
+        failures = [why for _, why, *_ in told if why]
         if failures:
             raise _NotHereError(failures[0])
-        if last is None or not all(ready for ready, *_ in told):
+        if last is None or consumed is None or not all(ready for ready, *_ in told):
             return
+        if any(other != shapes for _, _, other, *_ in told):
+            raise _NotHereError("processes give optimisers different parameters")
         # Then gradients differ by nothing that was drawn.
         same = [all(alike) for alike in zip(*(d for *_, d, _ in told), strict=True)]
         off = [
@@ -514,20 +607,13 @@ class TrainingComparison:
         x, y = last
 
         def flat(gradient: dict[int, Tensor], every: int = 1) -> Tensor:
-            return torch.cat([_some(gradient[id(p)], every) for p in parameters])
+            return torch.cat([_some(gradient[k], every) for k in taken])
 
         def mean_of_all(mine: Tensor) -> Tensor:
             mean: Tensor = trainer.strategy.reduce(mine, reduce_op="mean")
             return mean
 
-        scale = 1.0
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            scale = 1.0 if scaler is None else scaler.get_scale()
-        consumed = {
-            id(p): torch.zeros_like(p) if p.grad is None else p.grad for p in parameters
-        }
-        theirs = mean_of_all(flat(consumed)) / scale
+        theirs = mean_of_all(flat(taken)) / consumed.scale
         full = str(trainer.precision).startswith(("32", "64"))
         rounding = _ROUNDING if full else _ROUNDING_HALF
         found, lefts = [], []
@@ -545,13 +631,22 @@ class TrainingComparison:
                 share = 1 / max(trainer.accumulate_grad_batches, 1)
 
                 def apart(
-                    way: Prepare | None = prepare, share: float = share
+                    way: Prepare | None = prepare,
+                    share: float = share,
+                    weights: dict[str, Tensor] | None = gradient.weights,
                 ) -> Tensor:
                     draws = []
                     for seed in (1, 2):
                         with isolated_rng(seed):
                             drawn = self._gradient(
-                                trainer, module, x, y, way, share, split=False
+                                trainer,
+                                module,
+                                x,
+                                y,
+                                way,
+                                share,
+                                split=False,
+                                weights=weights,
                             )
                             draws.append(flat(drawn.mean))
                     return draws[0] - draws[1]
@@ -573,15 +668,15 @@ class TrainingComparison:
                 self._use(LossFactors())
                 return
         elif self._weights is not None:
-            taken = [
+            pieces = [
                 [
                     (counts, {label: flat(part).cpu() for label, part in parts.items()})
                     for counts, parts in gradient.pieces
                 ]
                 for gradient in ours
             ]
-            everyone = gather(trainer, taken)
-            training = mean_of_all(flat(consumed, self._every)) / scale
+            everyone = gather(trainer, pieces)
+            training = mean_of_all(flat(taken, self._every)) / consumed.scale
             if self._weighed(everyone, training, lefts):
                 return
         self._say_unexplained()
