@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import random
 import sys
 import warnings
 from collections import deque
@@ -17,6 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakwatch.derivatives.runtime.own_streams import (
+    STREAMS,
+    seed_stream,
+    set_state,
+    state_of,
+)
 from leakwatch.derivatives.runtime.restore import Snapshot
 from leakwatch.probes.pipeline import walk
 
@@ -25,16 +30,10 @@ __all__ = ["LARGEST_COPY", "DatasetState"]
 #: Bytes up to which an array or a tensor is copied, to be put back.
 LARGEST_COPY: Final = 256 * 2**20
 
-_STREAMS = (
-    torch.Generator,
-    np.random.Generator,
-    np.random.RandomState,
-    random.Random,
-)
 _LRU_CACHE = type(functools.lru_cache(len))
 _CARRIERS = (
     *(dict, list, set, deque, tuple, Tensor, np.ndarray, io.IOBase, _LRU_CACHE),
-    *_STREAMS,
+    *STREAMS,
 )
 _DEFINITIONS = (ModuleType, FunctionType, type)
 _ABSENT = object()
@@ -93,13 +92,7 @@ class DatasetState:
     def seed(self, seed: int) -> None:
         """Seed each random generator that was reached."""
         for stream, _ in self._streams:
-            if isinstance(stream, torch.Generator):
-                stream.manual_seed(seed)
-            elif isinstance(stream, np.random.Generator):
-                bits = stream.bit_generator
-                bits.state = type(bits)(seed).state
-            else:
-                stream.seed(seed)
+            seed_stream(stream, seed)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -130,7 +123,7 @@ class DatasetState:
             elif hasattr(item, slot.__name__):
                 slot.__delete__(item)
         for stream, state in self._streams:
-            _set_state(stream, state)
+            set_state(stream, state)
         for file, position in self._files:
             with suppress(OSError, ValueError):
                 file.seek(position)
@@ -152,8 +145,8 @@ class DatasetState:
         elif isinstance(item, np.ndarray):
             if item.flags.writeable and item.nbytes <= LARGEST_COPY:
                 self._arrays.append((item, item.copy()))
-        elif isinstance(item, _STREAMS):
-            self._streams.append((item, _get_state(item)))
+        elif isinstance(item, STREAMS):
+            self._streams.append((item, state_of(item)))
         elif isinstance(item, io.IOBase):
             with suppress(OSError, ValueError):  # closed, or a pipe
                 self._files.append((item, item.tell()))
@@ -208,20 +201,3 @@ def _equal(now: Tensor, then: Tensor) -> bool:
 
 def _library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES
-
-
-def _get_state(stream: Any) -> Any:
-    if isinstance(stream, np.random.Generator):
-        return stream.bit_generator.state
-    return (
-        stream.getstate() if isinstance(stream, random.Random) else stream.get_state()
-    )
-
-
-def _set_state(stream: Any, state: Any) -> None:
-    if isinstance(stream, np.random.Generator):
-        stream.bit_generator.state = state
-    elif isinstance(stream, random.Random):
-        stream.setstate(state)
-    else:
-        stream.set_state(state)

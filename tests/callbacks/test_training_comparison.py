@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from monitor_cases import CLASSES, Tiny, dataset, fit, flat, loader, monitor, rows_of
@@ -185,6 +187,73 @@ def test_comparing_leaves_training_alone_to_the_last_bit(
         return flat([*module.parameters(), *module.buffers()])
 
     assert weights(monitor()) == weights()
+
+
+class DrawsByItself(Tiny):
+    """Leaves out units by a random stream of its own, which its step uses as well."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.streams: dict[str, Any] = {
+            "torch": torch.Generator().manual_seed(5),
+            "numpy": np.random.default_rng(5),
+        }
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.net[2](self.net[1](x.flatten(1)))
+        if self.training:
+            h = h * (self.draw(h.shape) > 0.3) / 0.7
+        out: Tensor = self.net[3](h)
+        return out
+
+    def draw(self, shape: torch.Size) -> Tensor:
+        stream = self.streams[self.kind]
+        if self.kind == "numpy":
+            return torch.from_numpy(stream.random(tuple(shape)))
+        return torch.rand(shape, generator=stream)
+
+
+class DrawsFirst(DrawsByItself):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.draw(torch.Size([3]))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("module", [DrawsByItself, DrawsFirst])
+def test_streams_of_its_own_are_left_alone(
+    tmp_path: Path, kind: str, module: type[DrawsByItself]
+) -> None:
+    L.seed_everything(3, verbose=False)
+    watched, alone = module(kind), module(kind)
+    alone.load_state_dict(watched.state_dict())
+    data = loader(shuffle=False)
+    assert cautions(tmp_path / "a", watched, data=data, max_epochs=2) == []
+    fit(tmp_path / "b", module=alone, data=data, max_epochs=2)
+    assert flat(watched.parameters()) == flat(alone.parameters())
+
+
+class Counting(DrawsByItself):
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.numbers = itertools.count()
+
+    def draw(self, shape: torch.Size) -> Tensor:
+        return torch.full(shape, 0.1 * (next(self.numbers) % 7))
+
+
+def test_a_module_with_an_iterator_is_not_evaluated_in_training_mode(
+    tmp_path: Path,
+) -> None:
+    L.seed_everything(3, verbose=False)
+    watched, alone = Counting(), Counting()
+    alone.load_state_dict(watched.state_dict())
+    data = loader(shuffle=False)
+    (said,) = cautions(tmp_path / "a", watched, data=data)
+    assert "could not be found out: the module holds an iterator (numbers)" in said
+    fit(tmp_path / "b", module=alone, data=data)
+    assert flat(watched.parameters()) == flat(alone.parameters())
 
 
 # -- several steps in a batch ----------------------------------------------------------

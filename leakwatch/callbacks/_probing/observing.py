@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from leakwatch.derivatives.runtime.own_streams import own_streams_kept
 from leakwatch.derivatives.runtime.restore import Snapshot
 from leakwatch.derivatives.runtime.rng_and_precision import (
     isolated_rng,
@@ -20,12 +21,13 @@ __all__ = ["observing"]
 
 
 @contextmanager
-def observing(module: nn.Module, *, plainly: bool = True) -> Iterator[None]:
+def observing(module: nn.Module, *also: object, plainly: bool = True) -> Iterator[None]:
     """Let the body use `module` freely and undo everything that it does to it.
 
     Restored, also after an exception:
 
-    - every global random stream (`rng_and_precision.isolated_rng`);
+    - every global random stream (`rng_and_precision.isolated_rng`), and those that
+      the module holds (`own_streams.OwnStreams`);
     - arithmetic settings and other global flags
       (`rng_and_precision.plain_arithmetic`), which are also set inside: gradients
       on, inference mode and autocast off, full float32, plain attention;
@@ -41,10 +43,12 @@ def observing(module: nn.Module, *, plainly: bool = True) -> Iterator[None]:
 
     Parameter values are not copied. The cost is one copy of the buffers. A body that
     writes into parameters in place, or a forward that writes into an object which is
-    neither module, container nor tensor (an array, a helper class), is not undone.
+    neither module, container, tensor nor random generator (an array, a helper class, a
+    global), is not undone.
 
     Args:
         module: any module; submodules held in plain lists count as well.
+        also: other objects that the body uses, whose random streams are restored.
         plainly: whether arithmetic settings are set inside; ``False`` leaves those of
             training.
 
@@ -74,7 +78,7 @@ def observing(module: nn.Module, *, plainly: bool = True) -> Iterator[None]:
     kinds = [tensor.device.type for _, tensor in tensors]
     device_type = next((kind for kind in kinds if kind != "cpu"), "cpu")
     arithmetic = plain_arithmetic(device_type) if plainly else nullcontext()
-    with isolated_rng(), arithmetic:
+    with isolated_rng(), own_streams_kept(module, *also), arithmetic:
         before = Snapshot(module)
         try:
             before.set_gradients_aside()

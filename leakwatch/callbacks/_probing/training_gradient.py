@@ -25,6 +25,7 @@ from leakwatch.callbacks._probing.preparation import samples_of
 from leakwatch.callbacks._recording.recorder import Warn
 from leakwatch.derivatives import GradientMap, Prepare, underlying
 from leakwatch.derivatives.runtime import SampleLoss, as_evaluated
+from leakwatch.derivatives.runtime.own_streams import OwnStreams, own_streams_kept
 from leakwatch.derivatives.runtime.rng_and_precision import (
     isolated_rng,
     state_of_streams,
@@ -127,7 +128,7 @@ class _Consumed:
 
 
 class _NotHereError(Exception):
-    """Another process could not do its part."""
+    """A process, this or another one, could not do its part, for a reason in words."""
 
 
 def _some(gradient: Tensor, every: int) -> Tensor:
@@ -290,6 +291,7 @@ class TrainingComparison:
         self._messages = 0
         self._ours: list[_Gradients] = []
         self._drew: list[bool] = []  # of each way, the same numbers as training
+        self._own = OwnStreams()  # of the module
         self._failure = ""  # of this process, until all know of it
         self._step = 0
         # Of each way, once no single factor explains training.
@@ -331,6 +333,12 @@ class TrainingComparison:
             if not self._left:
                 return
             share = 1 / max(trainer.accumulate_grad_batches, 1)
+            self._own = OwnStreams(module, self._gradients.criterion)
+            if self._own.iterators:
+                raise _NotHereError(
+                    f"the module holds an iterator ({self._own.iterators[0]}), and "
+                    f"what its forward took from it would be missing in training"
+                )
             self._last = x, y
             self._compare_draws()
             for i, prepare in enumerate(self._ways()):
@@ -340,10 +348,10 @@ class TrainingComparison:
                 else:
                     self._ours[i] = self._ours[i].added(ours)
         except Exception as error:
+            why = str(error) if isinstance(error, _NotHereError) else ""
+            self._failure = why or describe_error(error)  # others wait for this process
             if alone:
-                self._give_up(describe_error(error))
-            else:  # the others wait for this process at the next message
-                self._failure = describe_error(error)
+                self._give_up(self._failure)
 
     def look(
         self, trainer: Trainer, module: LightningModule, optimizer: Optimizer | None
@@ -495,12 +503,15 @@ class TrainingComparison:
 
     def _compare_draws(self) -> None:
         """Whether training left random streams as the criterion did, batch by batch."""
-        now = state_of_streams() if self._ours else b""
+        now = self._streams() if self._ours else b""
         before = self._drew or [True] * len(self._ours)
         self._drew = [
             drew and ours.streams == now
             for drew, ours in zip(before, self._ours, strict=True)
         ]
+
+    def _streams(self) -> bytes:
+        return state_of_streams() + self._own.states()
 
     # -- gradients -------------------------------------------------------------------
 
@@ -520,7 +531,8 @@ class TrainingComparison:
         inner = underlying(module)
         loss = SampleLoss(inner, self._gradients.criterion, prepare)
         modes = [(part, part.training) for part in loss.modules()]
-        with observing(inner, plainly=False), as_evaluated(loss), loss.holding():
+        observed = observing(inner, self._gradients.criterion, plainly=False)
+        with observed, as_evaluated(loss), loss.holding():
             for part, training in modes:
                 part.training = training
             names, placed, fixed = {}, {}, {}
@@ -531,7 +543,7 @@ class TrainingComparison:
             for name, b in loss.named_buffers():
                 fixed[name] = b.detach().clone()
             wanted = {k: p for k, p in placed.items() if p.requires_grad}
-            before = state_of_streams()
+            before = self._streams()
             with torch.enable_grad(), trainer.precision_plugin.train_step_context():
                 values = loss.batch(placed | fixed, x.detach().clone(), y.clone())
             if float(values.detach().mean()) < _CONFIDENT:
@@ -568,7 +580,7 @@ class TrainingComparison:
                 (other[k] / _MULTIPLE - g).double().norm() for k, g in mean.items()
             ]
             rounding = float(torch.stack(apart).norm())
-            streams = state_of_streams()
+            streams = self._streams()
             at = {k: p.detach() for k, p in placed.items()}
             return _Gradients(
                 mean, pieces, streams, rounding, None if streams == before else at
@@ -637,7 +649,8 @@ class TrainingComparison:
                 ) -> Tensor:
                     draws = []
                     for seed in (1, 2):
-                        with isolated_rng(seed):
+                        with isolated_rng(seed), own_streams_kept(module) as own:
+                            own.seed(seed)
                             drawn = self._gradient(
                                 trainer,
                                 module,
