@@ -1,11 +1,12 @@
-r"""What two attempts at the same image are worth where neither matched its gradient.
+r"""What several attempts at the same image are worth where none matched its gradient.
 
-What the gradient decides comes out alike in both, what it leaves open does not. So the
-correlation r of two attempts says how much of them is of the image: with independent
+What the gradient decides comes out alike in all, what it leaves open does not. So the
+mean correlation r of k attempts says how much of them is of the image: with independent
 errors of the same size the best linear estimate from their mean keeps
-:math:`2r/(1 + r)` of its distance from what the prior expects (Spearman 1910; Brown
-1910). Coarse structures are found before fine ones, which is why it is done band by
-band of frequencies.
+:math:`kr/(1 + (k - 1)r)` of its distance from what the prior expects (Spearman 1910;
+Brown 1910). Coarse structures are found before fine ones, which is why it is done band
+by band of frequencies. Attempts that match the gradient worse count less; with unequal
+weights k is their effective number (Kish 1965).
 """
 
 from __future__ import annotations
@@ -21,46 +22,55 @@ __all__ = ["agreed"]
 # The number of components grows by this factor from band to band: half of the
 # wavelength.
 _BAND = 4
+# An attempt that is worse by so much counts 1/e as much.
+_WORSE = 0.01
 
 
 def agreed(
-    better: Float[Tensor, "targets images *sample"],
-    other: Float[Tensor, "targets images *sample"],
+    attempts: Float[Tensor, "attempts targets images *sample"],
+    unlikely: Float[Tensor, "attempts targets"],
     spectrum: CosinePrior,
 ) -> Float[Tensor, "targets images *sample"]:
-    """An image between two attempts, as far from the prior's mean as they agree.
+    """An image between attempts, as far from the prior's mean as they agree.
 
     Args:
-        better: attempts, pixel units; the likelier ones. Where both agree it is these.
-        other: attempts of another kind, whose errors are others.
+        attempts: pixel units.
+        unlikely: half of the squared part of the gradient's direction that each leaves
+            unmatched, or more; infinite where there was no attempt.
         spectrum: what is known of images.
 
     Returns:
-        Images, pixel units, not cut off at the ends of the range.
+        Images, pixel units, not cut off at the ends of the range. A single attempt
+        stands.
 
     Example:
         >>> import torch
         >>> prior = CosinePrior(torch.zeros(1, 2, 2), torch.ones(1, 2, 2))
-        >>> x = torch.rand(1, 1, 1, 2, 2, dtype=torch.float64)
-        >>> torch.testing.assert_close(agreed(x, x, prior), x)
-        >>> float(agreed(x, -x, prior).abs().max())  # the prior's mean
+        >>> x, none = torch.rand(1, 1, 1, 2, 2, dtype=torch.float64), torch.zeros(2, 1)
+        >>> torch.testing.assert_close(agreed(torch.stack([x, x]), none, prior), x)
+        >>> float(agreed(torch.stack([x, -x]), none, prior).abs().max())  # the mean
         0.0
     """
-    mean = spectrum.mean.flatten().to(better)
-    first, second = (
-        spectrum.coefficients(x.flatten(2) - mean) for x in (better, other)
-    )
-    kept = torch.zeros_like(first)
+    mean = spectrum.mean.flatten().to(attempts)
+    found = spectrum.coefficients(attempts.flatten(3) - mean)
+    worse = (unlikely - unlikely.min(0).values).to(found)
+    weight = torch.softmax(-worse / _WORSE, 0)
+    # With fewer than two nothing would be known of how good they are.
+    count = weight.square().sum(0).reciprocal().clamp_min(2)[:, None]
+    pairs = weight[:, None] * weight
+    pairs = pairs - torch.diag_embed(pairs.diagonal(dim1=0, dim2=1), dim1=0, dim2=1)
+    kept = torch.zeros_like(found[0])
     order = spectrum.variance.flatten().argsort(descending=True, stable=True)
-    order = order.to(first.device)
+    order = order.to(found.device)
     start, size = 0, spectrum.mean.shape[0]
     while start < len(order):
         band = order[start:size]
-        a, b = first[..., band], second[..., band]
-        lengths = (a.square().sum(-1) * b.square().sum(-1)).sqrt()
-        r = ((a * b).sum(-1) / lengths.clamp_min(1e-300)).clamp(0, 1)[..., None]
-        # Who agree hardly are equally bad, and their errors average.
-        middle = a + (1 - r) * (b - a) / 2
-        kept[..., band] = 2 * r / (1 + r) * middle
+        a = found[..., band]
+        sizes = a.norm(dim=-1)
+        alike = torch.einsum("ijt,itmc,jtmc->tm", pairs, a, a)
+        most = torch.einsum("ijt,itm,jtm->tm", pairs, sizes, sizes)
+        r = torch.where(most > 0, alike / most.clamp_min(1e-300), 1.0).clamp(0, 1)
+        part = count * r / (1 + (count - 1) * r)
+        kept[..., band] = part[..., None] * torch.einsum("it,itmc->tmc", weight, a)
         start, size = size, _BAND * size
-    return (mean + spectrum.images(kept)).view(better.shape)
+    return (mean + spectrum.images(kept)).view(attempts.shape[1:])

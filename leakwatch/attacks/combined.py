@@ -37,8 +37,9 @@ __all__ = ["Combined"]
 
 _TRIAL_STEPS = 10
 # Where this part of the gradient's length is left, beside what noise leaves,
-# Gauss-Newton did not arrive.
-_ARRIVED = 0.1
+# Gauss-Newton did not arrive; where it was not begun, there is nothing more to be done
+# below the other part.
+_ARRIVED, _SOLVED = 0.1, 1e-3
 # Gauss-Newton has its time only if so many steps fit in, and if after this part of it
 # it has made some way: it arrives in 10 to 20 steps, or not at all.
 _FEWEST_STEPS, _LOOK = 8, 0.5
@@ -69,7 +70,7 @@ class Combined(GradientAttack):
     image. Then the first images stand. Under a time limit it is not tried where steps
     take too long for it to arrive, and given up where it makes no way; descents from
     coarse to fine and on pixels, those of the better weight, have what time is left.
-    What is returned is what the two agree upon, see `leakwatch.attacks.agreement`;
+    What is returned is what all tries agree upon, see `leakwatch.attacks.agreement`;
     next comes the image whose direction is nearest, with a little weight on how far it
     is from what photographs are like: noise in an image can match a gradient better
     than the image does.
@@ -141,38 +142,39 @@ class Combined(GradientAttack):
         whose = [i for i, count in enumerate(counts) for _ in range(count)][:done]
         missing, task = task.restarts - done, replace(task, restarts=done)
         first = self._tries(task, torch.cat([n.restart_images for n in near]), whose)
-        result = self._arrive(task, first.sorted_by(first.turned))
+        result, begun = self._arrive(task, first.sorted_by(first.turned))
         result = replace(result, steps=result.steps + steps.to(result.steps))
-        lost = _lost(result, task.shared).nonzero()[:, 0]
+        rest = _ARRIVED if begun else _SOLVED
+        lost = _lost(result, task.shared, rest).nonzero()[:, 0]
         if len(lost) > 0:
             lengths = task.shared.gradient.double().norm(dim=1)[lost]
             tries = self._given_up(task, ways, first.of(lost), lost, least)
             result = tries.into(result, lengths, lost)
         return _with_those_that_never_began(result, task, missing)
 
-    def _arrive(self, task: GradientTask, near: Tries) -> SearchResult:
+    def _arrive(self, task: GradientTask, near: Tries) -> tuple[SearchResult, bool]:
         """Gauss-Newton from these images, unless there is no time for it to arrive.
 
         Args:
             task: the run.
             near: images of the first attacks, the best restart first: targets that it
                 solves need no other.
+
+        Returns:
+            What it came to, and whether it was begun.
         """
         waves = Waves(self.second, replace(task, initial=near.images))
         if task.deadline is None:
-            return waves.run()
+            return waves.run(), True
         left = _seconds_left(task)
         if waves.seconds_of_step * _FEWEST_STEPS > left:
             length = task.shared.gradient.double().norm(dim=1).to(near.relative)
             loss = 0.5 * (near.relative * length).square()
-            return SearchResult(
-                near.images,
-                loss,
-                steps=torch.zeros_like(loss, dtype=torch.long),
-                late=torch.ones_like(loss, dtype=torch.bool),
-            )
+            none = torch.zeros_like(loss, dtype=torch.long)
+            late = torch.ones_like(loss, dtype=torch.bool)
+            return SearchResult(near.images, loss, steps=none, late=late), False
         waves.look_at = time.perf_counter() + _LOOK * left
-        return waves.run()
+        return waves.run(), True
 
     def _given_up(
         self,
@@ -185,7 +187,7 @@ class Combined(GradientAttack):
         """What is returned of targets at whose images Gauss-Newton does not arrive.
 
         What time is left goes to descents of two kinds, from coarse to fine and the
-        best of the others; what they agree upon comes first.
+        best of the others; what all tries agree upon comes first.
 
         Args:
             task: the run.
@@ -208,15 +210,11 @@ class Combined(GradientAttack):
         fresh = task.initial is None and task.start.practical
         if task.deadline is not None and fresh:
             tries = self._longer(task, ways, tries, lost, (coarse, other), least)
-        better, there = tries.by(torch.full_like(other, coarse))
-        worse, also = tries.by(other)
         likeliest = tries.sorted_by(tries.unlikely)
-        if not bool((there & also).all()):
-            return likeliest
-        a, b = (task.pixels.to_pixels(x.double()) for x in (better, worse))
+        pixels = task.pixels.to_pixels(tries.images.double())
         assert self.coarse is not None
-        middle = task.pixels.to_input(agreed(a, b, self.coarse.spectrum(task)))
-        middle = task.pixels.clamp(middle)[None].to(tries.images)
+        middle = agreed(pixels, tries.unlikely, self.coarse.spectrum(task))
+        middle = task.pixels.clamp(task.pixels.to_input(middle))[None].to(tries.images)
         return self._tries(_part(task, lost), middle, [-1]).followed_by(likeliest)
 
     def _longer(
@@ -469,12 +467,14 @@ def _with_those_that_never_began(
     )
 
 
-def _lost(result: SearchResult, shared: SharedGradient) -> Bool[Tensor, " targets"]:
-    """Targets whose gradient is left unmatched, beyond what noise leaves."""
+def _lost(
+    result: SearchResult, shared: SharedGradient, rest: float = _ARRIVED
+) -> Bool[Tensor, " targets"]:
+    """Targets with this part of the gradient unmatched, beside what noise leaves."""
     length = shared.gradient.double().norm(dim=1).clamp_min(1e-300)
-    rest = (2 * result.loss.double()).sqrt().min(0).values / length.to(result.loss)
-    limit = (limit_of_noise(shared).square() + _ARRIVED**2).sqrt()
-    lost: Tensor = rest > limit.to(rest)
+    left = (2 * result.loss.double()).sqrt().min(0).values / length.to(result.loss)
+    limit = (limit_of_noise(shared).square() + rest**2).sqrt()
+    lost: Tensor = left > limit.to(left)
     return lost
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from leakwatch.attacks.base import SearchResult
@@ -66,19 +66,6 @@ class Tries:
         """These first, then others of the same targets."""
         pairs = zip(vars(self).values(), vars(others).values(), strict=True)
         return Tries(*(torch.cat([a, b.to(a)]) for a, b in pairs))
-
-    def by(
-        self, way: Int[Tensor, " targets"]
-    ) -> tuple[Float[Tensor, "targets images ..."], Bool[Tensor, " targets"]]:
-        """Each target's likeliest image by one way, and whether there is any.
-
-        Args:
-            way: of each target.
-        """
-        rank = torch.where(self.way == way.to(self.way), self.unlikely, math.inf)
-        least, best = rank.min(0)
-        every = torch.arange(len(best), device=self.images.device)
-        return self.images[best.to(every), every], torch.isfinite(least)
 
     def into(
         self, result: SearchResult, lengths: Float[Tensor, " targets"], lost: Tensor
