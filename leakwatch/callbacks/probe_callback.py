@@ -20,6 +20,7 @@ from leakwatch.callbacks._probing.options import (
     with_options_of,
 )
 from leakwatch.callbacks._probing.placed import Placed
+from leakwatch.callbacks._probing.preparation import Preparation
 from leakwatch.callbacks._probing.run import Probing, checked_map
 from leakwatch.callbacks._probing.schedule import never_due
 from leakwatch.callbacks._probing.session import ProbeSession
@@ -43,7 +44,7 @@ from leakwatch.checks import (
     check_path,
     check_scores,
 )
-from leakwatch.derivatives import Criterion, GradientMap, Prepare
+from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import check_filter
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.normalization import Channels, check_channels
@@ -472,19 +473,17 @@ class ProbeCallback(RecordingCallback):
             indices=indices,
         )
 
-    def preparation(
-        self, source: SampleSource, probes: ProbeSet
-    ) -> tuple[Prepare | None, str]:
+    def preparation(self, source: SampleSource, probes: ProbeSet) -> Preparation:
         """As stated, or what the run does to batches of the data set that it reads."""
         if self.prepare is not None or isinstance(self.given, ProbeSet):
-            return self.prepare, ""
+            return Preparation(self.prepare)
         return source.preparation(probes)
 
     def comparison(
         self,
         gradients: GradientMap,
         probes: ProbeSet,
-        why: str,
+        prepared: Preparation,
         tell: Warn,
         weigh: Callable[[LossFactors], None],
     ) -> TrainingComparison:
@@ -494,7 +493,7 @@ class ProbeCallback(RecordingCallback):
             probes.x,
             given=self.prepare is not None,
             losses=self.criterion is not training_step_losses,
-            why=why,
+            prepared=prepared,
             classes=frozenset(label for label in probes.labels if label is not None),
             tell=tell,
             weigh=weigh,

@@ -193,7 +193,7 @@ def draw(
     watched = state.get("indices") if training or recorded else None
     again = isinstance(watched, list | tuple) and len(watched) == wanted
     probes = monitor.draw(source, watched if again else None, n=wanted)
-    prepare, why = monitor.preparation(source, probes)
+    prepare, why, _ = monitor.preparation(source, probes)
     notes = [f"Samples don't go through all that training does: {why}."] if why else []
     if again and probes.fingerprint() != state.get("fingerprint"):
         notes.append(

@@ -152,12 +152,12 @@ def accuracy_on(
     def accuracy(module: nn.Module) -> float:
         device = next(module.parameters()).device
         hooks = transfer_hooks(cast(LightningModule, module), own)
-        before, after = (hooks.get(name, _as_it_is) for name in HOOKS)
+        before, transfer, after = (hooks.get(name, _as_it_is) for name in HOOKS)
         right = total = 0
         with observing(module), torch.no_grad():
             module.eval()
             for batch in batches:
-                moved = move_data_to_device(before(batch, 0), device)
+                moved = move_data_to_device(transfer(before(batch, 0), 0), device)
                 x, y = samples_of(after(moved, 0))
                 right += int((module(x).argmax(1) == y).sum())
                 total += len(y)

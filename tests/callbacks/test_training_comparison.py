@@ -15,7 +15,7 @@ from monitor_cases import CLASSES, Tiny, dataset, fit, flat, loader, monitor, ro
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import leakwatch
 from leakwatch import ProbeSet
@@ -734,6 +734,12 @@ class Normalizing(Tiny):
         return (x - MEAN) / STD, y
 
 
+class NormalizingOnTheWay(Tiny):
+    def transfer_batch_to_device(self, batch: Any, device: Any, index: int) -> Any:
+        x, y = super().transfer_batch_to_device(batch, device, index)
+        return (x - MEAN) / STD, y
+
+
 class NormalizingMaps(Mapped):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch | {"image": (batch["image"] - MEAN) / STD}
@@ -760,6 +766,7 @@ def normalizing(items: list[Any]) -> list[Tensor]:
     ("module", "data", "options"),
     [
         (Normalizing, None, {}),
+        (NormalizingOnTheWay, None, {}),
         (Normalizing, None, {"mean": [MEAN], "std": [STD]}),
         (NormalizingMaps, DataLoader(dataset(), 4, collate_fn=mapped), {}),
         (Tiny, NormalizingData(), {}),
@@ -804,6 +811,101 @@ def test_a_random_preparation_is_said_where_it_matters(tmp_path: Path) -> None:
     assert "on_after_batch_transfer draws at random" in said
     assert "the training step gets inputs of " in said
     assert "prepare=" in said
+
+
+def contrasts(n: int = 24) -> tuple[Tensor, Tensor]:
+    """Images whose contrasts differ as those of photographs, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    contrast = 0.15 * (0.35 * torch.randn(n, 1, 1, 1, generator=generator)).exp()
+    light = 0.5 + 0.15 * torch.randn(n, 1, 1, 1, generator=generator)
+    noise = torch.randn(n, 1, 4, 4, generator=generator)
+    return (light + contrast * noise).clamp(0, 1), torch.arange(n) % CLASSES
+
+
+def hooked(change: Any, owner: type[Any]) -> Any:
+    """A module or data module whose hook changes inputs by ``(owner, x, y)``."""
+
+    class Hooked(owner):  # type: ignore[misc]
+        size = 4
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            x, y = batch
+            return change(self, x, y), y
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(*contrasts()), self.size, shuffle=True)
+
+    return Hooked()
+
+
+def noisy(_: Any, x: Tensor, y: Tensor) -> Tensor:
+    return (x + 0.02 * torch.randn_like(x) - 0.5) / 0.5
+
+
+def jittered(_: Any, x: Tensor, y: Tensor) -> Tensor:
+    return x * (0.7 + 0.6 * torch.rand(len(x), 1, 1, 1))
+
+
+def moved(_: Any, x: Tensor, y: Tensor) -> Tensor:
+    shifted = F.pad(x, (1, 1, 1, 1)).roll(int(torch.randint(3, ())), 3)[..., 1:5, 1:5]
+    return shifted.flip(3) if torch.rand(()) < 0.5 else shifted
+
+
+def in_training(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return (x - 0.5) / 0.5 if module.training else x
+
+
+def by_label(_: Any, x: Tensor, y: Tensor) -> Tensor:
+    return (x - 0.5) / torch.tensor([1.0, 0.25, 0.5])[y.to(x.device)].view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("owner", "change", "why"),
+    [
+        (Tiny, noisy, "draws at random"),
+        (L.LightningDataModule, noisy, "draws at random"),
+        (Tiny, lambda o, x, y: noisy(o, jittered(o, x, y), y), "draws at random"),
+        (Tiny, in_training, "does more to batches in training"),
+        (Tiny, by_label, "does to a sample what depends on its label"),
+        (Tiny, jittered, ""),
+        (Tiny, moved, ""),
+        (Tiny, lambda o, x, y: x.flip(3) if o.training else x, ""),
+    ],
+)
+def test_another_range_is_said_where_statistics_of_a_batch_do_not_tell(
+    tmp_path: Path, owner: type[Any], change: Any, why: str
+) -> None:
+    L.seed_everything(1, verbose=False)
+    changing = hooked(change, owner)
+    data = changing.train_dataloader() if owner is Tiny else changing
+    said = cautions(tmp_path, changing if owner is Tiny else Tiny(), data=data)
+    assert len(said) == bool(why)
+    for text in said:
+        assert f"on_after_batch_transfer {why} and turns inputs of " in text
+        assert "prepare=" in text
+
+
+def test_probes_that_are_prepared_already_are_not_objected_to(tmp_path: Path) -> None:
+    data = hooked(noisy, L.LightningDataModule)
+    x, y = contrasts()
+    data.probe_dataset, data.size = TensorDataset((x - 0.5) / 0.5, y), len(x)
+    watched = monitor(probes=8, at_start=False, scores=["norms"])
+    data.mean = data.std = (0.5,)
+    assert cautions(tmp_path, Tiny(), watched, data=data) == []
+
+
+def test_streams_of_a_data_module_are_left_alone(tmp_path: Path) -> None:
+    def weights(*callbacks: Any) -> list[float]:
+        L.seed_everything(1, verbose=False)
+        module, stream = Tiny(), torch.Generator().manual_seed(5)
+        data = hooked(
+            lambda _, x, y: x + 0.1 * torch.rand(x.shape, generator=stream),
+            L.LightningDataModule,
+        )
+        fit(tmp_path, *callbacks, module=module, data=data)
+        return flat(module.parameters())
+
+    assert weights(monitor(scores=["norms"])) == weights()
 
 
 def test_given_probes_are_inputs_of_the_network(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -19,12 +19,45 @@ from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
 from leakwatch.probes.items import INPUT_KEYS, LABEL_KEYS
 from leakwatch.status import describe_error
 
-__all__ = ["HOOKS", "found_preparation", "normalizing", "samples_of", "transfer_hooks"]
+__all__ = [
+    "HOOKS",
+    "Preparation",
+    "found_preparation",
+    "normalizing",
+    "samples_of",
+    "transfer_hooks",
+]
 
-HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
+HOOKS = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
 # Share of the largest value by which rounding moves a normalised one.
 _SAME = 1e-5
+# Flips, crops, turns and jitter, filled with zeros, stay within these: standard
+# deviations by which the mean of an image moves, the logarithm of their ratio, and
+# ranges of pixels by which one is left (where none was negative, to below), or the
+# share of it that is kept.
+_MOVED, _STRETCHED, _LEFT, _BELOW, _SHRUNK = 0.5, 0.4, 0.25, 0.1, 0.6
+# Images and draws that tell, and how many of their spreads are no chance.
+_IMAGES, _DRAWS, _CHANCE = 8, 16, 3.0
 _Pack = Callable[[Any, Any], Any]
+
+
+class Preparation(NamedTuple):
+    """What becomes of samples before the network gets them.
+
+    Attributes:
+        prepare: a function of a batch of inputs; ``None`` for nothing.
+        why: why it does not do all that training does, for a sentence; or empty.
+        moved: what training makes of some samples, ``(n, ...)``, where that moves or
+            stretches their values as no flip, crop or jitter does.
+    """
+
+    prepare: Prepare | None = None
+    why: str = ""
+    moved: Tensor | None = None
 
 
 def samples_of(batch: Any) -> tuple[Tensor, Tensor]:
@@ -53,7 +86,7 @@ def samples_of(batch: Any) -> tuple[Tensor, Tensor]:
 def transfer_hooks(
     module: LightningModule, datamodule: Any
 ) -> dict[str, Callable[[Any, int], Any]]:
-    """What a Trainer calls with each batch before and after it moves it, by name.
+    """What a Trainer calls with each batch before, to, and after moving it, by name.
 
     Args:
         module: what is trained.
@@ -66,13 +99,21 @@ def transfer_hooks(
             hooked = isinstance(owner, LightningDataModule | LightningModule)
             if hooked and is_overridden(hook, owner):
                 found[hook] = getattr(owner, hook)
+                if hook == "transfer_batch_to_device":
+                    found[hook] = _transferring(found[hook], module)
                 break
     return found
 
 
+def _transferring(
+    hook: Callable[[Any, torch.device, int], Any], module: LightningModule
+) -> Callable[[Any, int], Any]:
+    return lambda batch, index: hook(batch, next(module.parameters()).device, index)
+
+
 def found_preparation(
     module: LightningModule, datamodule: Any, loader: Any, x: Tensor, y: Tensor
-) -> tuple[Prepare | None, str]:
+) -> Preparation:
     """What collate function and transfer hooks do to inputs, as a function.
 
     Args:
@@ -83,9 +124,9 @@ def found_preparation(
         y: their labels.
 
     Returns:
-        The function, or ``None`` where nothing is done to inputs; and why there is
-        none although something is done, for a sentence. It takes a batch, may be
-        differentiated, and is the same for each sample whatever else is in its batch.
+        The function, or ``None`` where nothing is done to inputs, or nothing that can
+        be done to probes. It takes a batch, may be differentiated, and is the same for
+        each sample whatever else is in its batch.
     """
     collate = getattr(loader, "collate_fn", None)
     hooks = transfer_hooks(module, datamodule)
@@ -93,19 +134,22 @@ def found_preparation(
     named = [] if collate in (None, default_collate) else ["collate_fn"]
     named += hooks
     if not named:
-        return None, ""
-    why = ""
+        return Preparation()
+    why, name = "", " and ".join(named)
     for pack in _packs():
         prepare = _prepare(collate if "collate_fn" in named else None, steps, pack)
-        try:
-            why = _objection(prepare, module, x, y)
-        except Exception as error:
-            why = why or f"can't be applied to probes ({describe_error(error)})"
-            continue
-        if why == "":
-            return _first(prepare), ""
-        break
-    return None, "" if why == _NOTHING else f"{' and '.join(named)} {why}"
+        with observing(module, datamodule, collate), torch.no_grad():
+            try:
+                why, there = _objection(prepare, module, x, y)
+            except Exception as error:
+                why = why or f"can't be applied to probes ({describe_error(error)})"
+                continue
+            moved = _moved(prepare, x, y, there)
+        if why in ("", _NOTHING):
+            more = "" if moved is None else f"{name} does more to batches in training"
+            return Preparation(None if why else _first(prepare), more, moved)
+        return Preparation(None, f"{name} {why}", moved)
+    return Preparation(None, f"{name} {why}")
 
 
 _NOTHING = "leaves inputs alone"
@@ -186,22 +230,70 @@ def _objection(
     module: LightningModule,
     x: Tensor,
     y: Tensor,
-) -> str:
-    """Why inputs of probes can't be prepared like that; empty if they can."""
-    with observing(module), as_evaluated(module), torch.no_grad():
+) -> tuple[str, Tensor]:
+    """Why inputs of probes can't be prepared like that, empty if they can; inputs."""
+    with as_evaluated(module):
         seen = []
         for seed in (0, 1):
             with isolated_rng(seed):
                 seen.append(prepare(x.clone(), y.clone()))
         (there, labels), (again, _) = seen
         if there.shape == x.shape and torch.equal(there, x):
-            return _NOTHING
+            return _NOTHING, x
         if len(there) != len(x) or not torch.equal(labels.cpu(), y.cpu()):
-            return "changes labels, or which samples are in a batch"
+            return "changes labels, or which samples are in a batch", x
         with isolated_rng(0):
-            alone, _ = prepare(x[:1].clone())
+            alone, _ = prepare(x[:1].clone(), y[:1].clone())
+        with isolated_rng(0):
+            unlabelled, _ = prepare(x.clone())
     if there.shape != again.shape or not torch.equal(there, again):
-        return "draws at random"
+        return "draws at random", x
     if alone.shape != there[:1].shape or not torch.allclose(alone, there[:1], 1e-4):
-        return "does to a sample what depends on the others in its batch"
-    return ""
+        return "does to a sample what depends on the others in its batch", x
+    if not torch.equal(unlabelled, there):
+        return "does to a sample what depends on its label", x
+    return "", there
+
+
+def _moved(
+    prepare: Callable[..., tuple[Tensor, Tensor]], x: Tensor, y: Tensor, there: Tensor
+) -> Tensor | None:
+    """What training makes of inputs, where their values are others; else ``None``.
+
+    Args:
+        prepare: what training does, in the mode of training.
+        x: inputs.
+        y: their labels.
+        there: the inputs as probes reach the network.
+    """
+    few = torch.linspace(0, len(x) - 1, min(_IMAGES, len(x))).round().long()
+    few = few.to(x.device)
+    x, y, before = x[few], y[few.to(y.device)], there[few].double().flatten(1)
+    draws: list[Tensor] = []
+    for seed in range(_DRAWS):
+        try:
+            with isolated_rng(seed):
+                drawn, _ = prepare(x.clone(), y.clone())
+        except Exception:  # what stands in the way in training is not ours to say
+            return None
+        if len(drawn) != len(x):
+            return None
+        draws.append(drawn.detach())
+        if len(draws) == 2 and torch.equal(draws[0], draws[1]):
+            break  # nothing is drawn
+    after = torch.stack([drawn.double().flatten(1) for drawn in draws])
+    low, high = before.min().clamp(max=0), before.max().clamp(min=0)
+    below = (_LEFT if bool(low < 0) else _BELOW) * (high - low)
+    stays = after.min() >= low - below and after.max() <= high + _LEFT * (high - low)
+    kept = after.max() - after.min() >= _SHRUNK * (before.max() - before.min())
+    if bool(stays & kept):
+        return None
+    spread, spreads = before.std(1), after.std(2)
+    shift = (after.mean(2) - before.mean(1)) / spread.mean()
+    stretch = (spreads / spread).log()[:, spread > 0]
+    for change, least in ((shift, _MOVED), (stretch, _STRETCHED)):
+        chance = change.std(0, correction=0).square().mean().sqrt()
+        far = change.mean(0).square().mean().sqrt()
+        if bool(far > least + _CHANCE * chance / len(draws) ** 0.5):
+            return torch.cat(draws[:2])
+    return None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from leakwatch.callbacks._probing.class_weights import LossFactors
 from leakwatch.callbacks._probing.distributed import refusing_collectives
 from leakwatch.callbacks._probing.observing import observing
+from leakwatch.callbacks._probing.preparation import Preparation
 from leakwatch.callbacks._probing.step import (
     ProbeStep,
     Share,
@@ -97,9 +98,7 @@ class Probing(ABC):
             ValueError: if its samples can't be probed.
         """
 
-    def preparation(
-        self, source: SampleSource, probes: ProbeSet
-    ) -> tuple[Prepare | None, str]:
+    def preparation(self, source: SampleSource, probes: ProbeSet) -> Preparation:
         """What becomes of probes before the network gets them.
 
         Args:
@@ -107,16 +106,15 @@ class Probing(ABC):
             probes: the samples.
 
         Returns:
-            A function of a batch of inputs, ``None`` for nothing; and why probes don't
-            go through what training does to batches, empty if they do.
+            A function of a batch of inputs, and why it is not all that training does.
         """
-        return None, ""
+        return Preparation()
 
     def comparison(
         self,
         gradients: GradientMap,
         probes: ProbeSet,
-        why: str,
+        prepared: Preparation,
         tell: Warn,
         weigh: Callable[[LossFactors], None],
     ) -> TrainingComparison | None:
@@ -125,7 +123,7 @@ class Probing(ABC):
         Args:
             gradients: what is scored.
             probes: the samples.
-            why: from :meth:`preparation`.
+            prepared: from :meth:`preparation`.
             tell: told, under a key, what differs.
             weigh: told by how much training multiplies the criterion's losses.
 

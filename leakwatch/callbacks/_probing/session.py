@@ -89,10 +89,10 @@ class ProbeSession:
         self._recorder: Recorder | None = None
         source = SampleSource.of(trainer)
         self.probes = self._drawn(source)
-        prepare, why = probing.preparation(source, self.probes)
-        self._run = ProbeRun(probing, module, self.probes, self._warn, prepare)
+        prepared = probing.preparation(source, self.probes)
+        self._run = ProbeRun(probing, module, self.probes, self._warn, prepared.prepare)
         self.comparison = probing.comparison(
-            self._run.gradients, self.probes, why, self._tell, self._weigh
+            self._run.gradients, self.probes, prepared, self._tell, self._weigh
         )
         self._run.weigh(LossFactors.from_state(progress.factors))
         self._recorder = self._opened(trainer, natural, defense)

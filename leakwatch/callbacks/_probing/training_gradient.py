@@ -21,7 +21,7 @@ from leakwatch.callbacks._probing.class_weights import (
 )
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.observing import observing
-from leakwatch.callbacks._probing.preparation import samples_of
+from leakwatch.callbacks._probing.preparation import Preparation, samples_of
 from leakwatch.callbacks._recording.recorder import Warn
 from leakwatch.derivatives import GradientMap, Prepare, underlying
 from leakwatch.derivatives.runtime import SampleLoss, as_evaluated
@@ -48,6 +48,8 @@ _MULTIPLE, _LEFT, _LEAST = 1.3, 5.0, 1e-5
 _SPREAD = 2.0
 # Spreads between images by which the averages of probes and of a batch may differ.
 _FAR, _FAR_BY_CHANCE = 1.5, 6.0
+# How many times nearer a batch is to one of two sets of images, by no chance.
+_NEARER = 3.0
 
 # Below this loss torch's cross-entropy leaves its float32 gradient too few digits.
 _CONFIDENT = 1e-3
@@ -231,6 +233,21 @@ def inputs_differ(probes: Tensor, batch: Tensor) -> str:
     return ""
 
 
+def _nearer(probes: Tensor, moved: Tensor, batch: Tensor) -> bool:
+    """Whether a batch is much nearer to probes as they are than to moved ones."""
+
+    def place(images: Tensor) -> tuple[float, float]:
+        flat = images.double().flatten(1)
+        return float(flat.mean()), max(float(flat.std(1).mean()), 1e-12)
+
+    mean, std = place(batch)
+    away = [
+        math.hypot((at - mean) / std, math.log(spread / std))
+        for at, spread in (place(probes), place(moved))
+    ]
+    return _NEARER * away[0] < away[1]
+
+
 def _log_spreads(
     ours: Tensor, theirs: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -256,8 +273,8 @@ class TrainingComparison:
             does itself.
         losses: whether the criterion's loss is comparable: not where it is the training
             step, which nothing else could be compared with.
-        why: why probes don't go through what training does to batches; empty if they
-            do.
+        prepared: what becomes of probes, and why that is not what training does to
+            batches.
         classes: of the probes, whose weights matter; empty for other labels.
         tell: told, under a key, what differs.
         weigh: told by how much training multiplies losses, as soon as that is seen, and
@@ -271,7 +288,7 @@ class TrainingComparison:
         *,
         given: bool,
         losses: bool,
-        why: str,
+        prepared: Preparation,
         classes: frozenset[int],
         tell: Warn,
         weigh: Callable[[LossFactors], None],
@@ -280,7 +297,7 @@ class TrainingComparison:
         self._inputs = inputs
         self._given = given
         self._left = bool(losses)
-        self._why = why
+        self._prepared = prepared
         self._classes = classes
         self._tell = tell
         self._weigh = weigh
@@ -492,13 +509,26 @@ class TrainingComparison:
             with observing(module), as_evaluated(module), torch.no_grad():
                 reach.append(prepare(ours.clone()))
         texts = [inputs_differ(each, x.detach()) for each in reach]
+        (_, why, moved), self._prepared = self._prepared, Preparation()
+        text = ""
         if all(texts):
-            because = f" ({self._why})" if self._why else ""
+            text = f"{texts[-1]} ({why})" if why else texts[-1]
+        elif moved is not None and not _nearer(reach[-1], moved, x.detach()):
+            found = [
+                f"{float(t.mean()):.3g} ± {float(t.flatten(1).std(1).mean()):.3g}"
+                for t in (reach[-1].double(), moved.double())
+            ]
+            text = (
+                f"{why} and turns inputs of {found[0]} (mean ± standard deviation) "
+                f"into {found[1]}, which probes don't go through"
+            )
+        if text:
             self._tell(
                 "inputs",
-                f"{texts[-1]}{because}, so scores are not about what training shares; "
+                f"{text}, so scores are not about what training shares; "
                 f"pass prepare=, a function that does to a batch of inputs what "
-                f"training does to them, or a ProbeSet of inputs that are prepared",
+                f"training does to them, as far as that is not random, or a ProbeSet "
+                f"of inputs that are prepared",
             )
 
     def _compare_draws(self) -> None:

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.observing import observing
-from leakwatch.callbacks._probing.preparation import found_preparation
-from leakwatch.derivatives import Prepare
+from leakwatch.callbacks._probing.preparation import Preparation, found_preparation
 from leakwatch.normalization import Channels, to_pixels
 from leakwatch.probes import ProbeSet
 from leakwatch.probes.samplers import sampled_items
@@ -63,7 +62,7 @@ class SampleSource:
             module=trainer.lightning_module,
         )
 
-    def preparation(self, probes: ProbeSet) -> tuple[Prepare | None, str]:
+    def preparation(self, probes: ProbeSet) -> Preparation:
         """What becomes of probes before the training step gets them.
 
         Args:
@@ -73,7 +72,7 @@ class SampleSource:
             As :func:`found_preparation`.
         """
         if self.module is None:
-            return None, ""
+            return Preparation()
         place = next(self.module.parameters()).device
         loaders = list(_loaders(self.loaders))
         return found_preparation(
@@ -212,7 +211,7 @@ def _in_unit_range(probes: ProbeSet) -> bool:
 
 def _normalised_later(source: SampleSource, probes: ProbeSet) -> bool:
     """Whether ``mean`` and ``std`` are those of a hook that normalises batches."""
-    prepare, _ = source.preparation(probes)
+    prepare = source.preparation(probes).prepare
     if prepare is None or source.module is None:
         return False
     raw = probes.x.to(next(source.module.parameters()).device)

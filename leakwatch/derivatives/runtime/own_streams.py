@@ -161,7 +161,8 @@ class OwnStreams:
             if not _foreign(kind):
                 yield from _globals(kind.__module__)
                 for value in vars(kind).values():
-                    if isinstance(value, (*STREAMS, *_CONTAINERS)):
+                    encloses = getattr(value, "__closure__", None) is not None
+                    if encloses or isinstance(value, (*STREAMS, *_CONTAINERS)):
                         yield value
 
 
