@@ -36,9 +36,9 @@ from leakwatch.scores.measure.pixel_range import PixelRange
 CHECKS: tuple[tuple[Any, str, str], ...] = (
     (network, "examine", "once: derivatives of the network, examined"),
     (ScoreInputs, "rounding", "rounding of J, in two precisions"),
-    (GradientJacobian, "doubts", "zeros that are claims"),
+    (GradientJacobian, "doubts", "a difference, zeros that are claims"),
     (gram, "disagreeing", "layers that come apart, first sample"),
-    (gram._Job, "_straight", "whether the network bends"),
+    (gram._Job, "straight", "whether the network bends"),
     (gram, "_same_norm", "‖g‖ from the layers"),
     (BatchProducts, "_compare_gradients", "gradients from the graph"),
     (BatchProducts, "_compare", "first products of each sample"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.func import vmap
 
@@ -26,6 +27,13 @@ from leakwatch.derivatives.network import DifferentiableNetwork
 from leakwatch.derivatives.runtime import Weights
 from leakwatch.derivatives.runtime.chunking import in_chunks
 from leakwatch.derivatives.verification import refuse_stray_reads
+from leakwatch.derivatives.verification.compare import (
+    SMALL_STEP,
+    hidden_dependence,
+    shows_all,
+)
+from leakwatch.derivatives.verification.rounding import scales
+from leakwatch.status import Status
 
 __all__ = ["GradientMap"]
 
@@ -302,6 +310,56 @@ class GradientMap(DifferentiableNetwork):
                 return self._push(*common, v)
 
             return in_chunks(vmap(one), (vs,), self.chunk(at))
+
+    def shows_all(
+        self,
+        x: Float[Tensor, "batch ..."],
+        y: Shaped[Tensor, "batch ..."],
+        v: Float[Tensor, "batch d_x"],
+        there: Float[Tensor, "batch d_theta"],
+        weight: Float[Tensor, " batch"],
+    ) -> Bool[Tensor, " batch"]:
+        """Whether J v of each sample is what a finite difference says, in float64.
+
+        Args:
+            x: network inputs.
+            y: labels.
+            v: a standard normal direction for each.
+            there: ``weight · J v``.
+            weight: as in :meth:`__call__`, about 1/‖g‖, a power of two.
+
+        Returns:
+            False where part of J is missing, and where kinks are in the way.
+        """
+        step = SMALL_STEP * scales(x)
+        slow = functools.partial(shows_all, g=gradient_by_graph)
+        w = self._weight(x, weight)
+        return self._run(shows_all, slow, x, y, w, v.reshape(x.shape), step, there)
+
+    def hidden_dependence(
+        self,
+        x: Float[Tensor, "*shape"],
+        y: Shaped[Tensor, "*target"],
+        weight: Float[Tensor, ""],
+    ) -> Status:
+        """What results about one sample are worth, by finite differences, in float64.
+
+        Args:
+            x: one network input (no batch dimension), in general position.
+            y: its label.
+            weight: as in :meth:`shows_all`.
+
+        Returns:
+            ``ok``, or ``failed`` or ``estimated`` with a reason.
+        """
+        w = self._weight(x[None], weight[None])[0]
+        with self.evaluation(x) as at:
+            xs, ys = self.prepared(x[None], y[None])
+            path = self.resolve(at, xs, ys)
+            eps = torch.finfo(self.dtype).eps
+            common = self.sample_loss, at, xs[0], ys[0], w
+            with self._loss.holding():
+                return hidden_dependence(*common, path, self._push, eps)[0]
 
     def chunk(self, at: Weights) -> int:
         """How many tangents of all parameters are formed at once."""

@@ -97,6 +97,7 @@ class DifferentiableNetwork:
         self._pull: Product = pulled
         self._notes: dict[str, None] = {}
         self._doubt = OK
+        self._sharp = False
         self._others: dict[torch.dtype, Self] = {}
 
     @property
@@ -113,6 +114,11 @@ class DifferentiableNetwork:
     def doubt(self) -> Status:
         """What the first product found results to be worth at most."""
         return self._doubt
+
+    @property
+    def sharp(self) -> bool:
+        """Whether derivatives of any sample can be expected to bear a difference."""
+        return self._sharp and self._doubt == OK
 
     @property
     def size(self) -> int:
@@ -154,7 +160,7 @@ class DifferentiableNetwork:
         if self._resolved is not None:
             other._resolved = self._resolved
             other._push, other._pull = self._push, self._pull
-            other._doubt = self._doubt
+            other._doubt, other._sharp = self._doubt, self._sharp
             other._loss.caches.slots = self._loss.caches.slots
         return other
 
@@ -311,7 +317,8 @@ class DifferentiableNetwork:
 
     def _adopt(self, examination: Examination) -> Literal["vmap", "loop"]:
         self._push, self._pull = examination.push, examination.pull
-        self._doubt, self.facts = examination.doubt, examination.facts
+        self._doubt, self._sharp = examination.doubt, examination.sharp
+        self.facts = examination.facts
         name = type(self.module).__name__
         if examination.conclusive:
             self._resolved = examination.path

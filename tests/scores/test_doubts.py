@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leakwatch
-from leakwatch import GradientMap, ScoreResult
+from leakwatch import GradientJacobian, GradientMap, ScoreResult
 
 X, Y = (
     torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(5)),
@@ -268,3 +268,110 @@ def test_fewer_parameters_than_pixels_are_not_safe(solver: str) -> None:
 def test_one_class_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 classes"):
         leakwatch.score(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), X, 0 * Y, "lavp")
+
+
+def rounded_half(x: Tensor) -> Tensor:
+    """Pixels of the second half in levels of eight bits."""
+    flat = x.flatten(1)
+    return torch.cat([flat[:, :18], (flat[:, 18:] * 255).round() / 255], 1).view_as(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "prepare"),
+    [
+        (Net(before=rounded_half), None),
+        (Net(), rounded_half),
+        (Net(before=lambda x: x.where(x > 0.5, (x * 255).byte() / 255)), None),
+    ],
+    ids=["forward", "prepare", "cast"],
+)
+def test_some_rounded_pixels_are_not_safe(
+    net: nn.Module, prepare: Callable[[Tensor], Tensor] | None
+) -> None:
+    result = scores(net, X[:1], prepare=prepare, solver="exact")
+    assert_not_said(result, {"failed"})
+    assert "input elements are zero, but" in result.status["lavp_l2_max"][0].reason
+
+
+def test_pixels_without_a_derivative_where_a_kink_explains_it() -> None:
+    # The largest of four pixels, and units that are off: no derivative in many pixels,
+    # which take over or switch on within a tenth of the range.
+    def before(x: Tensor) -> Tensor:
+        return F.max_pool2d(x.view(-1, 1, 6, 6), 2).flatten(1).repeat(1, 4)
+
+    for net in (Net(before), Net(lambda x: (x - 0.5).relu())):
+        result = scores(net, X[:1], solver="exact")
+        assert words(result)["lavp_l2_max"] == {"ok"}
+
+
+class Clipped(Net):
+    """Features of large norm are scaled down by a factor without a derivative."""
+
+    limit = 1e9
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x.flatten(1))
+        norm = h.norm(dim=1, keepdim=True)
+        h = torch.where(norm > self.limit, h / norm.detach() * self.limit, h)
+        out: Tensor = self.b(torch.tanh(h))
+        return out
+
+
+@pytest.mark.parametrize("solver", ["exact", "lanczos", "power"])
+def test_a_sample_that_goes_another_way_than_the_first(solver: str) -> None:
+    net = Clipped()
+    x = X.clone()
+    x[2] *= 3
+    norms = net.a(x.flatten(1)).norm(dim=1).detach()
+    net.limit = float(norms[:2].max() + norms[2]) / 2
+    result = leakwatch.score(net, x, Y, "lavp_l2_max", solver=solver)
+    found = [status.word for status in result.status["lavp_l2_max"]]
+    assert found[2] == "failed"
+    assert "failed" not in found[:2]
+    assert math.isnan(result["lavp_l2_max"][2])
+
+
+def test_a_verdict_is_not_that_of_earlier_samples() -> None:
+    net = Clipped()
+    net.limit = float(net.a(X.flatten(1)).detach().norm(dim=1).max()) * 1.5
+    assert words(scores(net))["lavp_l2_max"] == {"ok"}
+    assert words(scores(net, 3 * X))["lavp_l2_max"] == {"failed"}
+
+
+def test_a_network_that_changes_during_a_run() -> None:
+    net = Clipped()
+    at = GradientMap(net)
+    found = []
+    for net.limit in (1e9, 0.1):
+        jacobian = GradientJacobian(at, X, Y)
+        jacobian.products.push(torch.ones(3, 36))
+        found.append({status.word for status in jacobian.doubts})
+    assert found == [{"ok"}, {"failed"}]
+
+
+def test_a_small_part_without_a_derivative_is_found() -> None:
+    # A thousandth of J, and most of what is predicted at little noise.
+    def before(x: Tensor) -> Tensor:
+        return x.cumsum(1).detach() * 3e-4 + x[:, :1]
+
+    assert_not_said(scores(Net(before), dtype=torch.float64), {"failed"})
+
+
+@pytest.mark.parametrize("limit", [0.05, 1.0])
+@pytest.mark.parametrize("solver", ["exact", "lanczos", "power"])
+def test_a_gradient_that_does_not_follow_the_loss(solver: str, limit: float) -> None:
+    def clamp(h: Tensor) -> Tensor:
+        if h.requires_grad:
+            h.register_hook(lambda g: g.clamp(-limit, limit))
+        return torch.tanh(h)
+
+    net = Net(between=clamp)
+    result = leakwatch.score(
+        net, X[:1], Y[:1], ["lavp_l2_max", "grad_norm"], solver=solver
+    )
+    assert_not_said(result, {"failed"})
+    assert "not proportional" in result.status["lavp_l2_max"][0].reason
+    loss = F.cross_entropy(net(X[:1]), Y[:1])
+    parts = torch.autograd.grad(loss, list(net.parameters()))
+    norm = torch.cat([part.flatten() for part in parts]).norm()
+    assert float(result["grad_norm"][0]) == pytest.approx(float(norm), rel=1e-5)

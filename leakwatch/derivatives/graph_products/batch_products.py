@@ -97,6 +97,8 @@ class BatchProducts:
         rounding: how far rounding has moved J v of each sample for one standard normal
             v, ``(batch,)``: the root of an unbiased estimate of ‖ΔJ‖_F². Seen beside
             the first :meth:`push` in float32; NaN where that was not so.
+        shown: of which samples a finite difference was seen to be what J says, beside
+            the first product, ``(batch,)``.
         moving: of which samples a product was seen that is not zero, ``(batch,)``.
         most_held: bytes that all its graphs may keep.
 
@@ -137,6 +139,7 @@ class BatchProducts:
         self._plain = _NOTHING
         self.rounding = torch.full_like(length, math.nan)
         self.moving = torch.zeros_like(length, dtype=torch.bool)
+        self.shown = torch.zeros_like(self.moving)
         self.most_held = _HELD_BYTES
         self._groups: dict[int, _Group] = {}
 
@@ -396,7 +399,10 @@ class BatchProducts:
             rows = torch.tensor(members, device=self._x.device)
             x, y, w = self._x[rows], self._y[rows], self._weight[rows]
             try:
-                there = self._gradients.in_dtype(torch.float64).jvp(x, y, v, w)
+                precise = self._gradients.in_dtype(torch.float64)
+                there = precise.jvp(x, y, v, w)
+                if self._gradients.sharp:
+                    self.shown[rows] = precise.shows_all(x, y, v, there, w)
             except Exception:  # a network that has no float64
                 there = self._gradients.jvp(x, y, v, w)
             u = there.to(self._gradients.dtype)

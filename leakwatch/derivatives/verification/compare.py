@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from leakwatch.derivatives.autodiff import (
+    LossFunction,
     Product,
     gradient,
     gradient_by_graph,
@@ -29,14 +31,25 @@ from leakwatch.derivatives.verification.failures import Failure, attempt, first_
 from leakwatch.derivatives.verification.rounding import Rounding, normal, scale
 from leakwatch.status import OK, Status
 
-__all__ = ["Comparison", "in_general_position"]
+__all__ = [
+    "SMALL_STEP",
+    "Comparison",
+    "hidden_dependence",
+    "in_general_position",
+    "shows_all",
+]
+
+_Gradient: TypeAlias = Callable[[LossFunction, Weights, Tensor, Tensor, Tensor], Tensor]
 
 # Relative steps of the finite difference. At the first, few ReLUs of a network cross
 # their kink and float64 leaves seven digits; the others are for larger networks and
 # for those with a rougher arithmetic of their own. In float32 only the last two show
 # anything.
-_STEPS = (1e-7, 1e-9, 1e-5, 1e-3, 1e-2)
-_HIDDEN = 2e-2
+SMALL_STEP = 1e-7
+_STEPS = (SMALL_STEP, 1e-9, 1e-5, 1e-3, 1e-2)
+# Share of a difference that derivatives may miss: what kinks and float32 leave, and
+# what float64 does. At little noise a share of 1e-3 can be half of what is predicted.
+_HIDDEN, _SHARP = 2e-2, 1e-4
 _HIDES = (
     "the gradient changes with the input in ways that its derivatives do not show: "
     "part of the forward is constant to autograd (detach, no_grad, .data, rounding, or "
@@ -54,6 +67,19 @@ _UNSEEN = (
 # Units in the last place of a gradient that its difference may be off by, and the share
 # of a difference beyond which it shows nothing.
 _UNITS, _BLURRED = 450, 0.3
+# A factor on the loss that a gradient has to follow, a power of two.
+_FACTOR = 2.0**20
+_UNEVEN = (
+    "its gradient is not proportional to the loss: a backward hook or an "
+    "autograd.Function clamps, normalises or adds to gradients inside of it. "
+    "Derivatives are taken by further backward passes, in which it does that, too"
+)
+# Steps that what has no derivative has to bear, as shares of the range, and the share
+# of a gradient that rounding can't have moved.
+_COARSE = {"level": 1 / 255, "tenth of the range": 0.1}
+_MOVED = 1e-4
+# How often inputs that a step switches on are left out of it.
+_TRIES = 4
 
 
 class Comparison:
@@ -69,7 +95,8 @@ class Comparison:
         self.conclusive = bool(((norms > 0) & torch.isfinite(norms)).all())
         # A confident sample's derivatives would leave the range of float32.
         safe = torch.where(norms > 0, norms.clamp_min(1e-30), torch.ones_like(norms))
-        self.w = (1 / safe).to(xs)
+        # A power of two, which rounds nothing.
+        self.w = torch.exp2(-safe.log2().round()).to(xs)
 
     def reference(self) -> tuple[Tensor, Tensor]:
         """The first sample's g and Jᵀ u by double backward."""
@@ -172,44 +199,58 @@ class Comparison:
 
     def hidden_dependence(
         self, path: Literal["vmap", "loop"], push: Product, eps: float
-    ) -> Status:
-        """Compares J v with (g(x + εv) − g(x − εv))/2ε: nothing can hide from that.
+    ) -> tuple[Status, bool]:
+        """:func:`hidden_dependence` of the first sample.
 
         Args:
             path: the way of differentiating.
             push: its J v.
             eps: machine precision of the roughest arithmetic in the forward.
+        """
+        x, y, w = self.xs[0], self.ys[0], self.w[0]
+        return hidden_dependence(self.loss, self.at, x, y, w, path, push, eps)
+
+    def without_derivative(self, back: Tensor) -> Status:
+        """Looks at inputs that no derivative sees for whether coarse steps see them.
+
+        A kink is no reason for doubt: an input that only a switched-off unit or the
+        loser of a maximum sees has a derivative where a step has switched it on. One
+        that is rounded has none anywhere.
+
+        Args:
+            back: Jᵀ u of the first sample.
 
         Returns:
-            ``ok``; ``failed`` where part of the dependence is hidden; ``estimated``
-            where that could not be found out, ``not computed`` where no step can be
-            told from rounding.
+            ``ok``, or ``failed`` where some inputs have no derivative and yet count.
         """
-        at, f, y, w = self.at, self.loss, self.ys[0], self.w[0]
-        x = self.xs[0]
-        v = scale(x) * self.v
-        loop = path == "loop"
-        g = gradient_by_graph if loop else gradient
-        exact = (pushed_by_graph if loop else push)(f, at, x, y, w, v).detach()
-        settled, seen, last = False, False, torch.full_like(self.u, torch.nan)
-        for step in _STEPS:
-            off = _UNITS * eps / step
-            if off > _BLURRED * max(1.0, float(exact.norm())):
-                continue
-            ahead, behind = (g(f, at, x + s * v, y, w).detach() for s in (step, -step))
-            change = (ahead - behind) / (2 * step)
-            size = torch.maximum(change.norm(), exact.norm())
-            if bool((change - exact).norm() <= _HIDDEN * size + off):
-                return OK
-            seen = True
-            size = torch.maximum(change.norm(), last.norm())
-            settled |= bool((change - last).norm() <= _HIDDEN * size + off)
-            last = change
-        if not bool(torch.isfinite(exact).all()):
+        x, y, w = self.xs[0], self.ys[0], self.w[0]
+        flat = (back == 0).view_as(x)
+        if not bool(flat.any()) or bool(flat.all()):  # all: see GradientJacobian.doubts
             return OK
-        if not seen:
-            return Status("not computed", _UNSEEN)
-        return Status("failed", _HIDES) if settled else Status("estimated", _UNSETTLED)
+        common = self.loss, self.at
+        here = gradient_by_graph(*common, x, y, w)
+        size = _MOVED * here.norm()
+        span = float(x.max() - x.min())
+        ways = normal(x, x.shape, seed=2).sign()
+        for (name, share), side in itertools.product(_COARSE.items(), (1, -1)):
+            left = flat
+            for _ in range(_TRIES):
+                there = x + side * share * span * ways * left
+                moved = gradient_by_graph(*common, there, y, w) - here
+                if not bool(moved.norm() > size):
+                    break
+                seen = pulled_by_graph(*common, there, y, w, self.u).view_as(x) != 0
+                if not bool((seen & left).any()):
+                    return Status(
+                        "failed",
+                        f"derivatives of the gradient in {int(left.sum())} of "
+                        f"{x.numel()} input elements are zero, but moving these by a "
+                        f"{name} changes it by {float(moved.norm() / here.norm()):.0e} "
+                        f"of its size: that part of the input is rounded, quantised or "
+                        f"compared with a threshold, and is left out",
+                    )
+                left = left & ~seen
+        return OK
 
     def _norm(self, x: Tensor, y: Tensor) -> Tensor:
         one = x.new_ones(())
@@ -221,6 +262,105 @@ class Comparison:
             g = one * torch.nan
         norm: Tensor = torch.linalg.vector_norm(g, dtype=torch.float64)
         return norm
+
+
+def hidden_dependence(
+    loss: LossFunction,
+    at: Weights,
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    path: Literal["vmap", "loop"],
+    push: Product,
+    eps: float,
+) -> tuple[Status, bool]:
+    """Compares J v with (g(x + εv) − g(x − εv))/2ε: nothing can hide from that.
+
+    Args:
+        loss: of one sample.
+        at: the weights.
+        x: the sample, in general position.
+        y: its label.
+        w: factor on its loss, about 1/‖g‖, a power of two.
+        path: the way of differentiating.
+        push: its J v.
+        eps: machine precision of the roughest arithmetic in the forward.
+
+    Returns:
+        ``ok``; ``failed`` where part of the dependence is hidden; ``estimated``
+        where that could not be found out, ``not computed`` where no step can be
+        told from rounding. And whether it is ``ok`` to what float64 can show.
+    """
+    v = scale(x) * normal(x, x.shape)
+    loop = path == "loop"
+    g = gradient_by_graph if loop else gradient
+    exact = (pushed_by_graph if loop else push)(loss, at, x, y, w, v).detach()
+    precise = eps <= torch.finfo(torch.float64).eps
+    if precise:
+        here, larger = (g(loss, at, x, y, w * k).detach() for k in (1, _FACTOR))
+        if bool((larger / _FACTOR - here).norm() > _SHARP * here.norm()):
+            return Status("failed", _UNEVEN), False
+    share = _SHARP if precise else _HIDDEN
+    near = settled = sharply = seen = False
+    last = torch.full_like(exact, torch.nan)
+    for step in _STEPS:
+        off = _UNITS * eps / step
+        if off > _BLURRED * max(1.0, float(exact.norm())):
+            continue
+        ahead, behind = (g(loss, at, x + s * v, y, w).detach() for s in (step, -step))
+        change = (ahead - behind) / (2 * step)
+        size, gap = torch.maximum(change.norm(), exact.norm()), (change - exact).norm()
+        if bool(gap <= share * size + off):
+            return OK, precise
+        seen, near = True, near or bool(gap <= _HIDDEN * size + off)
+        size, moved = torch.maximum(change.norm(), last.norm()), (change - last).norm()
+        settled |= bool(moved <= _HIDDEN * size + off)
+        sharply |= bool(moved <= share * size + off)
+        last = change
+    if not bool(torch.isfinite(exact).all()):
+        return OK, False
+    if not seen:
+        return Status("not computed", _UNSEEN), False
+    if near and not sharply:  # kinks
+        return OK, False
+    return Status(*("failed", _HIDES) if settled else ("estimated", _UNSETTLED)), False
+
+
+def shows_all(
+    loss: LossFunction,
+    at: Weights,
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    v: Tensor,
+    step: Tensor,
+    there: Tensor,
+    g: _Gradient = gradient,
+) -> Tensor:
+    """Whether one difference of the gradient is what its derivative says, in float64.
+
+    Args:
+        loss: of one sample.
+        at: the weights.
+        x: the sample.
+        y: its label.
+        w: factor on its loss, about 1/‖g‖, a power of two.
+        v: a direction, standard normal.
+        step: ε, :data:`SMALL_STEP` of the size of the input.
+        there: J v.
+        g: the gradient.
+
+    Returns:
+        True, or False where kinks may be at fault, too, without a dimension.
+    """
+    ahead = g(loss, at, x + step * v, y, w)
+    # A gradient that is not proportional to the loss shows, too.
+    behind = g(loss, at, x - step * v, y, w * _FACTOR) / _FACTOR
+    change = (ahead - behind) / (2 * step)
+    size = torch.maximum(change.norm(), there.norm())
+    off = _UNITS * torch.finfo(x.dtype).eps / step * ahead.norm().clamp_min(1)
+    missed: Tensor = (change - there).norm() > _SHARP * size + off
+    return ~missed
 
 
 def in_general_position(

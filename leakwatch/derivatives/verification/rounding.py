@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leakwatch.derivatives.runtime import Weights
 
-__all__ = ["Rounding", "normal", "scale", "shaken_weights"]
+__all__ = ["Rounding", "normal", "scale", "scales", "shaken_weights"]
 
 # In units of the last place; a sum over a layer collects about that many.
 _NUDGE = 32
@@ -141,6 +141,12 @@ def shaken_weights(at: Weights) -> Weights:
 def scale(x: Tensor) -> float:
     """Root mean square of the entries, 1 where all are zero."""
     return float(x.double().square().mean().sqrt()) or 1.0
+
+
+def scales(x: Tensor) -> Tensor:
+    """:func:`scale` of each sample, ``(batch,)``, float64."""
+    size = x.double().reshape(len(x), -1).square().mean(1).sqrt()
+    return torch.where(size > 0, size, 1.0)
 
 
 def normal(like: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:

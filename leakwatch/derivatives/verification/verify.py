@@ -60,6 +60,8 @@ class Examination:
         doubt: what results are worth at most: ``ok``; ``estimated`` where it could not
             be found out whether derivatives show all of the dependence on the input;
             ``failed`` where they don't.
+        sharp: whether they show all that float64 can tell, so that the same may be
+            expected of other samples.
         facts: numbers that were found later, and hold until the network is changed.
     """
 
@@ -70,6 +72,7 @@ class Examination:
     notes: tuple[str, ...]
     conclusive: bool
     doubt: Status
+    sharp: bool = False
     facts: dict[object, int] = field(default_factory=dict)
 
 
@@ -142,18 +145,20 @@ def examine(
                 f"{first_line(error)}. Replace that operation{remedy(error)}, or "
                 f"pass a criterion that avoids it."
             ) from error
-        doubt = OK
+        doubt, sharp = OK, False
         if comparison.conclusive:
             kinds = (xs.dtype, *watch.lower)
             eps = max(torch.finfo(kind).eps for kind in kinds)
-            doubt = comparison.hidden_dependence(chosen, push, eps)
+            doubt, sharp = comparison.hidden_dependence(chosen, push, eps)
+            if doubt == OK and slow is not None:
+                doubt = comparison.without_derivative(slow[1])
     if doubt.word == "not computed":  # the forward was said to be in low precision
         doubt = doubt._replace(word="estimated")
     elif doubt != OK:
         notes.append(doubt.reason)
     notes += rounding.notes(x.dtype)
     conclusive = comparison.conclusive
-    return Examination(chosen, push, pull, why, tuple(notes), conclusive, doubt)
+    return Examination(chosen, push, pull, why, tuple(notes), conclusive, doubt, sharp)
 
 
 @contextmanager
