@@ -492,7 +492,7 @@ class ProbeCallback(RecordingCallback):
             gradients,
             probes.x,
             given=self.prepare is not None,
-            losses=self.criterion is not training_step_losses,
+            whole=self.criterion is training_step_losses,
             prepared=prepared,
             classes=frozenset(label for label in probes.labels if label is not None),
             tell=tell,

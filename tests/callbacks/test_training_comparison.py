@@ -176,9 +176,10 @@ def test_nothing_is_said_where_training_shares_what_is_scored(
     assert cautions(tmp_path, module(), **changes) == []
 
 
+@pytest.mark.parametrize("criterion", [None, "training_step"])
 @pytest.mark.parametrize("layers", [{"norm": True, "drop": 0.3}, {}])
 def test_comparing_leaves_training_alone_to_the_last_bit(
-    tmp_path: Path, layers: dict[str, Any]
+    tmp_path: Path, layers: dict[str, Any], criterion: Any
 ) -> None:
     def weights(*callbacks: Any) -> list[list[float]]:
         L.seed_everything(3, verbose=False)
@@ -186,7 +187,8 @@ def test_comparing_leaves_training_alone_to_the_last_bit(
         fit(tmp_path, *callbacks, module=module, max_epochs=2)
         return flat([*module.parameters(), *module.buffers()])
 
-    assert weights(monitor()) == weights()
+    watched = monitor(criterion=criterion, scores=["norms"])
+    assert weights(watched) == weights()
 
 
 class DrawsByItself(Tiny):
@@ -505,6 +507,59 @@ def test_training_step_needs_automatic_optimization(tmp_path: Path) -> None:
     watched = monitor(criterion="training_step")
     with pytest.raises(TypeError, match="needs a LightningModule in automatic"):
         fit(tmp_path, watched, module=TwoOptimizers())
+
+
+class Hooked(Tiny):
+    """A hook of the module multiplies gradients, and turns one of them."""
+
+    def __init__(self, turned: float) -> None:
+        super().__init__(net(drop=0.3))
+        self.turned = turned
+
+    def on_after_backward(self) -> None:
+        for p in self.parameters():
+            p.grad.mul_(20)
+        self.net[5].bias.grad.mul_(self.turned)
+
+
+class Backward(Tiny):
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        (20 * loss).backward()
+
+
+@pytest.mark.parametrize(
+    ("module", "how"),
+    [
+        (lambda: Hooked(1), "is 20 times that of the criterion"),
+        (Backward, "is 20 times that of the criterion"),
+        (lambda: Hooked(-1), "is not that of its training step's loss"),
+        (lambda: Tiny(net(norm=True, drop=0.3)), ""),
+        (OneVersusRest, ""),
+    ],
+)
+def test_what_becomes_of_the_gradient_of_a_training_step_is_said(
+    tmp_path: Path, module: Any, how: str
+) -> None:
+    L.seed_everything(1, verbose=False)
+    watched = monitor(at_start=False, criterion="training_step", scores=["norms"])
+    said = cautions(tmp_path, module(), watched)
+    assert len(said) == bool(how)
+    assert all(how in text for text in said)
+
+
+class HeadAlone(Tiny):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net[3].parameters(), lr=0.1)
+
+
+def test_parameters_without_an_optimiser_are_said(tmp_path: Path) -> None:
+    (said,) = cautions(tmp_path / "all", HeadAlone())
+    assert "parameters that no optimiser has (2, the first net.1.weight)" in said
+    head = monitor(at_start=False, scores=["norms"], parameters="net.3.*")
+    assert cautions(tmp_path / "head", HeadAlone(), head) == []
+    frozen = HeadAlone()
+    frozen.net[1].requires_grad_(False)
+    assert cautions(tmp_path / "frozen", frozen) == []
 
 
 class Half(Tiny):

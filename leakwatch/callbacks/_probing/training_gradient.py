@@ -22,6 +22,7 @@ from leakwatch.callbacks._probing.class_weights import (
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.preparation import Preparation, samples_of
+from leakwatch.callbacks._probing.training_step import whole_training_step
 from leakwatch.callbacks._recording.recorder import Warn
 from leakwatch.derivatives import GradientMap, Prepare, underlying
 from leakwatch.derivatives.runtime import SampleLoss, as_evaluated
@@ -271,8 +272,8 @@ class TrainingComparison:
         inputs: some probes, as they go into ``gradients``.
         given: whether the preparation is the user's, and may be what the training step
             does itself.
-        losses: whether the criterion's loss is comparable: not where it is the training
-            step, which nothing else could be compared with.
+        whole: whether the criterion is the training step, which is then done for the
+            whole batch: what hooks and optimisers make of its gradient is compared.
         prepared: what becomes of probes, and why that is not what training does to
             batches.
         classes: of the probes, whose weights matter; empty for other labels.
@@ -287,7 +288,7 @@ class TrainingComparison:
         inputs: Tensor,
         *,
         given: bool,
-        losses: bool,
+        whole: bool,
         prepared: Preparation,
         classes: frozenset[int],
         tell: Warn,
@@ -296,7 +297,9 @@ class TrainingComparison:
         self._gradients = gradients
         self._inputs = inputs
         self._given = given
-        self._left = bool(losses)
+        self._whole = whole
+        self._criterion = whole_training_step if whole else gradients.criterion
+        self._left = True
         self._prepared = prepared
         self._classes = classes
         self._tell = tell
@@ -350,11 +353,19 @@ class TrainingComparison:
             if not self._left:
                 return
             share = 1 / max(trainer.accumulate_grad_batches, 1)
-            self._own = OwnStreams(module, self._gradients.criterion)
-            if self._own.iterators:
+            self._own = OwnStreams(module, self._criterion)
+            iterators = self._own.iterators
+            if self._whole:  # which reads loaders as well
+                held = (
+                    item for part in module.modules() for item in vars(part).items()
+                )
+                iterators = [
+                    name for name, value in held if isinstance(value, Iterator)
+                ]
+            if iterators:
                 raise _NotHereError(
-                    f"the module holds an iterator ({self._own.iterators[0]}), and "
-                    f"what its forward took from it would be missing in training"
+                    f"the module holds an iterator ({iterators[0]}), and "
+                    f"what it took from there would be missing in training"
                 )
             self._last = x, y
             self._compare_draws()
@@ -449,6 +460,8 @@ class TrainingComparison:
         drew, self._drew = self._drew, []
         last, self._last = self._last, None
         self._step = self._begun if consumed is None else consumed.step
+        if self._messages == 0 and ours:
+            self._compare_parameters(trainer, module, ours[0])
         if any(looked for _, looked in told):
             self._messages += 1
             together = all(looked for _, looked in told)
@@ -540,6 +553,27 @@ class TrainingComparison:
             for drew, ours in zip(before, self._ours, strict=True)
         ]
 
+    def _compare_parameters(
+        self, trainer: Trainer, module: LightningModule, ours: _Gradients
+    ) -> None:
+        """Whether training updates all parameters whose gradients are scored."""
+        groups = [group for o in trainer.optimizers for group in o.param_groups]
+        trained = {id(p) for group in groups for p in group["params"]}
+        scored = self._gradients.sizes()
+        left = [
+            name
+            for name, p in underlying(module).named_parameters()
+            if trained and id(p) not in trained and id(p) in ours.mean
+            if name in scored and bool(ours.mean[id(p)].any())
+        ]
+        if left:
+            self._tell(
+                "parameters",
+                f"scores are of the gradients of parameters that no optimiser has "
+                f"({len(left)}, the first {left[0]}); if clients don't share them, "
+                f"pass parameters= or freeze them",
+            )
+
     def _streams(self) -> bytes:
         return state_of_streams() + self._own.states()
 
@@ -559,9 +593,9 @@ class TrainingComparison:
     ) -> _Gradients:
         """The criterion's mean gradient as training forms it; at other weights too."""
         inner = underlying(module)
-        loss = SampleLoss(inner, self._gradients.criterion, prepare)
+        loss = SampleLoss(inner, self._criterion, prepare)
         modes = [(part, part.training) for part in loss.modules()]
-        observed = observing(inner, self._gradients.criterion, plainly=False)
+        observed = observing(inner, self._criterion, plainly=False)
         with observed, as_evaluated(loss), loss.holding():
             for part, training in modes:
                 part.training = training
@@ -704,7 +738,8 @@ class TrainingComparison:
         if not best.agrees:
             size = f"{100 * best.gap:.2g}% of its size"
             self._unexplained = f"by {size}, beyond any factor"
-        if self._weights is None and self._messages <= _COMPARED[-1]:
+        known = self._whole or self._messages > _COMPARED[-1]
+        if self._weights is None and not known:
             if all(gather(trainer, _classes(y))):
                 self._weights = [ClassWeights() for _ in ours]
                 self._factors = []
@@ -815,6 +850,8 @@ class TrainingComparison:
 
     def _alone(self, factor: float, samples: int) -> float:
         """The factor of a batch of one."""
+        if self._whole:
+            return factor
         first, before = self._factors[0]
         adds = samples > 1 and math.isclose(factor, samples, rel_tol=SAME)
         adds |= any(
@@ -846,6 +883,14 @@ class TrainingComparison:
     def _differs(self, how: str) -> None:
         self._left, self._unexplained = False, ""
         self._use(LossFactors())
+        if self._whole:
+            self._tell(
+                "gradient",
+                f"the gradient that training uses is not that of its training step's "
+                f"loss (it differs {how}), so scores are not about what training "
+                f"shares",
+            )
+            return
         self._tell(
             "gradient",
             f"the gradient that training uses is not that of the criterion on the same "

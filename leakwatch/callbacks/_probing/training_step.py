@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["training_step_losses"]
+__all__ = ["training_step_losses", "whole_training_step"]
 
 
 def training_step_losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -32,14 +32,24 @@ def training_step_losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             "optimisation, whose step has no effect but its loss; pass a function "
             "(module, x, y) that returns the loss of each sample."
         )
-    losses = []
-    for i in range(len(x)):
-        out: object = step([x[i : i + 1], y[i : i + 1]], 0)
-        loss = out.get("loss") if isinstance(out, Mapping) else out
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise TypeError(
-                f"training_step returned a {type(out).__name__} for one sample, "
-                f"expected its loss, a tensor with one number."
-            )
-        losses.append(loss.reshape(()))
-    return torch.stack(losses)
+    each = range(len(x))
+    return torch.stack([_loss(step([x[i : i + 1], y[i : i + 1]], 0)) for i in each])
+
+
+def whole_training_step(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """What ``training_step`` returns for the batch, as the loss of each sample.
+
+    Arguments and result are those of :func:`training_step_losses`.
+    """
+    step: Callable[[list[Tensor], int], object] = module.training_step  # type: ignore[assignment]
+    return _loss(step([x, y], 0)).expand(len(y))
+
+
+def _loss(out: object) -> Tensor:
+    loss = out.get("loss") if isinstance(out, Mapping) else out
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise TypeError(
+            f"training_step returned a {type(out).__name__}, expected its loss, a "
+            f"tensor with one number."
+        )
+    return loss.reshape(())
