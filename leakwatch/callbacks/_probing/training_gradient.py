@@ -460,8 +460,6 @@ class TrainingComparison:
         drew, self._drew = self._drew, []
         last, self._last = self._last, None
         self._step = self._begun if consumed is None else consumed.step
-        if self._messages == 0 and ours:
-            self._compare_parameters(trainer, module, ours[0])
         if any(looked for _, looked in told):
             self._messages += 1
             together = all(looked for _, looked in told)
@@ -470,6 +468,8 @@ class TrainingComparison:
             if self._due and together:
                 self._apart = False
                 try:
+                    if ours and self._messages == 1:
+                        self._compare_parameters(trainer, module, ours[0])
                     self._compare(trainer, module, consumed, ours, drew, last)
                 except _NotHereError as error:
                     self._give_up(str(error))
