@@ -154,7 +154,7 @@ class GradientJacobian:
         # A sample may be at kinks, as with a blank background; one next to it is not.
         x = self.x[rows].double()
         size = scales(x).view(-1, *[1] * (x.ndim - 1))
-        x = x + 0.01 * size * normal(x, x.shape[1:], seed=1)
+        x = x + 0.01 * size * normal(x, x.shape, seed=1)
         y, weight = self.y[rows], self._weight[rows]
         at = self.gradients.in_dtype(torch.float64)
         v = normal(x, self.input_scale.shape).expand(len(x), -1)
