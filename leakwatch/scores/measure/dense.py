@@ -72,7 +72,7 @@ def from_gram(inputs: ScoreInputs, plan: Plan) -> Iterator[SampleSpectrum]:
         for (i, one), spectrum in zip(formed.items(), solved, strict=True):
             if spectrum.failure is None:
                 h = one.h.mul_(one.scale**2) if plan.range or plan.matrix else None
-                spectrum = replace(spectrum, h=h)
+                spectrum = replace(spectrum, h=h, grad_norm=Value(one.norm))
             failed[i] = spectrum
         formed.clear()
         for i in rows:

@@ -44,19 +44,22 @@ def measure(
         f"needs the whole spectrum{_full_prior(plan, settings)}, but the "
         f"solver is {plan.solver} ({plan.reason})"
     )
-    norms = jacobian.norm.tolist()
     for i, spectrum in enumerate(_solved(inputs, plan, settings)):
         if delta is not None:
             offset = None if inputs.offset is None else inputs.offset[i]
             path = _path(inputs, i, plan, settings, spectrum)
             spectrum = spectrum.perturbed(pulled[i], offset, largest[i])
             spectrum = replace(spectrum, path=path)
+        norm = spectrum.grad_norm
+        # What the layers say is not g where a hook changes gradients between them.
+        if not norm.status.usable or not jacobian.doubts[i].usable:
+            norm = Value(float(jacobian.norm[i]))
         yield replace(
             spectrum,
             d_x=d_x,
             rank=min(d_theta, d_x),
             loss_of=functools.partial(_loss, inputs, i),
-            grad_norm=_finite(norms[i], "gradient"),
+            grad_norm=_finite(norm.number, "gradient"),
             why_no_spectrum=why,
         )
 
