@@ -334,7 +334,9 @@ class LoopPath(_Ordered):
             parts = tuple(torch.zeros_like(p) for p in shared.values())
         layers = zip(*kept, strict=True)
         kept_by_layer = tuple(torch.cat(inputs)[None] for inputs in layers)
-        return AutogradGraph(x, y, _flat([p[None] for p in parts], 1), kept_by_layer)
+        # Times one: see `leakwatch.derivatives.autodiff.graph`.
+        flat = _flat([1 * p[None] for p in parts], 1)
+        return AutogradGraph(x, y, flat, kept_by_layer)
 
     def graph_at(self, w: Tensor, x: Tensor, y: Tensor) -> Graph:
         """See :class:`UpdatePath`."""

@@ -46,10 +46,12 @@ STREAMS: Final = (
 _DEPTH, _MOST = 4, 1000
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 _LEAVES = (Tensor, np.ndarray, ModuleType, str, bytes, int, float, complex, type(None))
-# Their objects draw from global streams, and lead to everything else.
+# Their objects draw from global streams, and lead to everything else. Ours draw noise
+# on purpose: a defense that hooks into the module must not draw the same twice.
 _FOREIGN = frozenset(
-    ("lightning", "pytorch_lightning", "torch", "logging", "threading", "wandb")
-)
+    ("leakwatch", "lightning", "pytorch_lightning", "torch", "logging", "threading",
+     "wandb")
+)  # fmt: skip
 _UNREADABLE = (
     GeneratorType,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
