@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -500,3 +501,43 @@ def test_inputs_whose_pixels_are_not_known_are_said(
         assert "give mean= and std= of the normalisation" in text
     for text in said[1]:
         assert "inputs lie" not in text
+
+
+def test_mean_and_std_of_inputs_that_are_not_normalised_are_left_out(
+    tmp_path: Path,
+) -> None:
+    """Where forward normalises, they would say of each pixel what it is not."""
+    values = []
+    for i, known in enumerate(({}, {"mean": 0.4, "std": 0.3})):
+        watched = monitor(directory=str(tmp_path / str(i)), **known)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            fit(tmp_path, watched)
+        told = [str(w.message) for w in seen if "are left out" in str(w.message)]
+        assert len(told) == i
+        rows = RiskLedger.open(str(watched.run_directory)).rows()
+        values.append([row.value for row in rows if row.quantity.startswith("i2f")])
+        assert len(values[i]) > 0
+    assert values[0] == pytest.approx(values[1], rel=1e-12, nan_ok=True)
+
+
+def test_warnings_say_of_which_callback_they_are(tmp_path: Path) -> None:
+    class Summed(Tiny):
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            total: Tensor = (self(batch[0]) ** 2).sum()
+            return total
+
+    both = [
+        monitor(),
+        InversionAudit(3, samples=1, steps=2, restarts=1, report=False, verbose=False),
+    ]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit(tmp_path, *both, module=Summed())
+    told = [
+        str(w.message) for w in seen if "not that of the criterion" in str(w.message)
+    ]
+    assert sorted(text.split(":")[0] for text in told) == [
+        "leakwatch",
+        "leakwatch-audit",
+    ]

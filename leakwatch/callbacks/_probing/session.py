@@ -418,7 +418,7 @@ class ProbeSession:
     def _warn(self, key: str, text: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            warn(text)
+            warn(text, self._probing.name)
 
 
 def _changed(past: PastRecord | None, config: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.preparation import Preparation, found_preparation
+from leakwatch.callbacks._recording.loggers import warn
 from leakwatch.normalization import Channels, to_pixels
 from leakwatch.probes import ProbeSet
 from leakwatch.probes.samplers import sampled_items
@@ -148,11 +149,21 @@ def training_probes(
     among = None if None in parts else sorted(set().union(*parts))
     try:
         probes = draw(dataset, indices)
-        untouched = stated and _in_unit_range(probes)
-        if mean is not None and (untouched or _normalised_later(source, probes)):
+        if mean is not None:
+            later = _normalised_later(source, probes)
             # Normalised images of a whole data set leave [0, 1]: these are not.
-            mean = std = None
-            probes = draw(dataset, probes.index)
+            untouched = _in_unit_range(probes) and (stated or _above_zero(mean))
+            if untouched and not (stated or later):
+                warn(
+                    f"mean={mean} and std={std} say that the inputs of {caller} are "
+                    f"normalised, but they lie between 0 and 1, as pixels do, so both "
+                    f"are left out: normalisation in a hook, in forward or in the "
+                    f"step needs neither. If these pixels are something else, pass "
+                    f"probes=ProbeSet.from_dataset(dataset, mean=..., std=...)"
+                )
+            if untouched or later:
+                mean = std = None
+                probes = draw(dataset, probes.index)
         return probes
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -207,6 +218,10 @@ def _loaders(source: Any) -> Iterator[Any]:
 
 def _in_unit_range(probes: ProbeSet) -> bool:
     return bool(probes.x.amin() >= 0 and probes.x.amax() <= 1)
+
+
+def _above_zero(mean: Channels) -> bool:
+    return bool((torch.as_tensor(mean, dtype=torch.float64) > 0).all())
 
 
 def _normalised_later(source: SampleSource, probes: ProbeSet) -> bool:

@@ -412,14 +412,15 @@ def say(trainer: Trainer, text: str) -> None:
         rank_zero_info(text)
 
 
-def warn(text: str) -> None:
+def warn(text: str, name: str = "leakwatch") -> None:
     """Warns in the first process; training goes on whatever warnings are.
 
     Args:
         text: a sentence.
+        name: of the callback that it is about.
     """
     try:
-        rank_zero_warn(f"leakwatch: {text}")
+        rank_zero_warn(f"{name}: {text}")
     except Warning:
         # Where warnings are errors, ours must still not end training.
-        rank_zero_info(f"leakwatch: {text}")
+        rank_zero_info(f"{name}: {text}")
