@@ -23,6 +23,25 @@ from leakwatch.derivatives.runtime import as_evaluated
 from leakwatch.normalization import to_input, to_pixels
 from leakwatch.probes import ProbeSet
 
+# Of a monitor: what an audit of the same samples has to take for granted, too.
+_ASSUMED = (
+    "probes",
+    "noise_std",
+    "parameters",
+    "prior",
+    "prior_std",
+    "data_range",
+    "mean",
+    "std",
+    "criterion",
+    "prepare",
+    "dtype",
+    "epsilon",
+    "target_psnr",
+    "max_memory",
+    "seed",
+)
+
 
 @final
 @dataclass(frozen=True)
@@ -84,12 +103,23 @@ class SubjectCLI(ConfiguredCLI):
             callbacks = [callbacks]
         kinds = [_class_of(entry) for entry in callbacks]
         self.defended = any(issubclass(kind, GradientDefense) for kind in kinds)
-        trainer["callbacks"] = [
-            entry
-            for entry, kind in zip(callbacks, kinds, strict=True)
-            if issubclass(kind, self.kind)
-        ]
+        entries = list(zip(callbacks, kinds, strict=True))
+        chosen = [entry for entry, kind in entries if issubclass(kind, self.kind)]
+        self.note = ""
+        if not chosen:
+            monitors = [e for e, kind in entries if issubclass(kind, LeakageMonitor)]
+            chosen = self.instead(monitors)
+        trainer["callbacks"] = chosen
         trainer["logger"] = False
+
+    def instead(self, monitors: list[Any]) -> list[Any]:
+        """What applies where the config has no callback of this kind; sets the note.
+
+        Args:
+            monitors: Its monitors, as the config has them.
+        """
+        self.note = f"The config has no {self.kind.__name__}; default settings apply."
+        return []
 
     def instantiate_classes(self) -> None:
         """Instantiate without a trainer."""
@@ -124,10 +154,8 @@ class SubjectCLI(ConfiguredCLI):
         module, data = self.config_init["model"], self.config_init.get("data")
         module.configure_model()
         monitors = self.config_init["trainer"]["callbacks"]
-        kind, note = self.kind.__name__, ""
-        if not monitors:
-            note = f"The config has no {kind}; its default settings apply."
-        elif any(monitor.name == name for monitor in monitors):
+        kind, note = self.kind.__name__, self.note
+        if any(monitor.name == name for monitor in monitors):
             monitors = [monitor for monitor in monitors if monitor.name == name]
         elif len(monitors) > 1:
             note = f"The config has {len(monitors)} {kind}s; the first applies."
@@ -146,6 +174,22 @@ class AttackCLI(SubjectCLI):
     """The same for what is to be attacked."""
 
     kind = InversionAudit
+
+    def instead(self, monitors: list[Any]) -> list[Any]:
+        """An audit of what the first monitor watches, under its assumptions."""
+        if not monitors:
+            return super().instead(monitors)
+        entry = monitors[0].clone()
+        assumed = entry["init_args"]
+        for name in [name for name in vars(assumed) if name not in _ASSUMED]:
+            assumed.pop(name)
+        entry["class_path"] = f"{InversionAudit.__module__}.{InversionAudit.__name__}"
+        self.note = (
+            f"The config has no InversionAudit; samples, noise (noise_std="
+            f"{assumed['noise_std']:g}) and attacker are those of its LeakageMonitor, "
+            f"all else is default."
+        )
+        return [entry]
 
 
 def draw(

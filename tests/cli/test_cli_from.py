@@ -95,6 +95,27 @@ def test_an_attack_from_a_record_of_training_and_from_its_own(
     assert "furthest apart is" in capsys.readouterr().out
 
 
+def test_a_record_of_a_monitor_alone_is_attacked_under_its_assumptions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {**MONITOR["init_args"], "probes": 1, "noise_std": 0.3, "seed": 5}
+    last = {**CHECKPOINTS, "init_args": {"filename": "best"}}
+    config = toy(tmp_path, [last, {**MONITOR, "init_args": given}])
+    assert main(["fit", "--config", write(tmp_path / "toy.yaml", config)]) == 0
+    (run,) = (file.parent for file in tmp_path.rglob("run.json"))
+    checkpoint = next(tmp_path.rglob("best.ckpt"))
+    capsys.readouterr()
+    told = ["--ckpt", str(checkpoint), "--output", str(tmp_path / "out")]
+    assert main(["attack", "--from", str(run), *told]) == 0
+    assert "noise (noise_std=0.3)" in capsys.readouterr().out
+    made = RiskLedger.open(tmp_path / "out").read_metadata()
+    assert made["config"]["noise_std"] == 0.3
+    before, after = values(run), values(tmp_path / "out")
+    same = {key for key in before.keys() & after.keys() if "i2f" in key[2]}
+    assert same
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+
+
 def test_scores_of_initial_weights_and_of_another_split(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
