@@ -103,6 +103,8 @@ def check(argv: list[str]) -> None:
             continue
         if record.held_for:
             print(f"  {record.held_for}")
+        for text in record.facts.training:
+            print(f"  read with care: {text}")
         which = f"{record.directory}: " if len(records) > 1 else ""
         broken += [which + text for text in record.broken(own, last=asked.last)]
     if broken:

@@ -45,6 +45,8 @@ def show(argv: list[str]) -> None:
     table, metadata = LedgerTable.from_rows(ledger.rows()), ledger.read_metadata()
     facts, beside = RunFacts.of(metadata), audits_beside(ledger)
     found = conclude(table, find_headline(table), facts, metadata, beside)
+    for text in facts.training:
+        print("\n" + textwrap.fill(f"read with care: {text}", WIDTH))
     for item in found:
         print(f"\n{item.question}")
         print(textwrap.indent(textwrap.fill(item.answer, WIDTH - 2), "  "))

@@ -161,3 +161,12 @@ def test_what_is_no_part_is_no_damage(run: Path) -> None:
     (run / "ledger/notes.txt").write_text("")
     with pytest.warns(match=r"notes\.txt is ignored"):
         ends_with(0, run, "--max-psnr=45")
+
+
+@pytest.mark.parametrize("command", [["check", "--max-psnr=45"], ["show"]])
+def test_what_training_shares_otherwise_is_said_beside_a_judgement(
+    run: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    RiskLedger.open(run).write_metadata({"training": ["another loss is trained"]})
+    assert main([*command, str(run)]) == 0
+    assert "read with care: another loss is trained" in capsys.readouterr().out
