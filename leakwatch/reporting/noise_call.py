@@ -48,9 +48,10 @@ def _given(metadata: Mapping[str, Any]) -> Iterable[str]:
         yield f"data_range={_written(span)}"
     if config.get("parameters"):
         yield f"parameters={config['parameters']!r}"
-    for name in ("criterion", "prepare"):
-        if scoring.get(name) is not None:
-            yield f"{name}={name}"
+    if scoring.get("criterion") is not None:
+        yield "criterion=criterion"
+    if scoring.get("prepare") is not None or arguments.get("prepared_as_in_training"):
+        yield "prepare=prepare"
 
 
 def _channels(values: Sequence[float]) -> str:

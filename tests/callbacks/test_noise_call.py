@@ -80,6 +80,22 @@ def test_the_named_call_runs_and_agrees(
     torch.testing.assert_close(needed, expected, rtol=0.02, atol=0)
 
 
+def test_what_hooks_do_to_samples_is_in_it(tmp_path: Path) -> None:
+    class Hooked(Tiny):
+        def on_after_batch_transfer(self, batch: Any, index: int) -> Any:
+            x, y = batch
+            return (x - MEAN) / STD, y
+
+    for kind, asked in ((Tiny, False), (Hooked, True)):
+        watched = monitor(directory=str(tmp_path / kind.__name__))
+        fit(tmp_path, watched, module=kind())
+        table = LedgerTable.from_rows(rows_of(watched))
+        metadata = RiskLedger.open(str(watched.run_directory)).read_metadata()
+        answers = conclude(table, find_headline(table), RunFacts.of(metadata), metadata)
+        assert ("prepare=prepare)" in answers[-1].answer) == asked
+        assert ("samples of the data set, " in answers[-1].answer) == asked
+
+
 def test_its_words_are_those_of_priors() -> None:
     own = measured_prior(pixels()).knows, natural_prior((1, 4, 4)).knows
     assert own == tuple(_PRIORS)

@@ -216,6 +216,7 @@ class ProbeRun:
         self._probing = probing
         self._module = module
         self._warn = warn
+        self._hooked = prepare is not None
         scoring = probing.scoring
         if prepare is not None:
             scoring = replace(scoring, prepare=prepare)
@@ -375,6 +376,7 @@ class ProbeRun:
                 "settings": self.settings,
                 "probes": self.probes,
                 "defense": defense,
+                "prepared_as_in_training": self._hooked,
             }
         )
         described["computed"] = {

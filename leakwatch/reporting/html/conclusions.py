@@ -363,10 +363,16 @@ def _noise(
             f"{call} finds it and checks it by attacks; '{recorded}' among the "
             "monitor's scores= shows it here."
         )
-    images = ""
+    x, more = "as it gets them", ""
     if "images" in call:
-        images = ", images samples of the data set in pixel units, as a tensor"
+        more = ", images samples of the data set in pixel units, as a tensor"
+    if "prepare" in call:
+        x = "of the data set"
+        more += (
+            ", prepare does to a batch of inputs what training does to them before "
+            "the network gets them"
+        )
     yield (
-        "In the call, net is the trained network, x and y are samples as it gets them"
-        f"{images}; progress=print tells how far it is."
+        f"In the call, net is the trained network, x and y are samples {x}{more}; "
+        f"progress=print tells how far it is."
     )
