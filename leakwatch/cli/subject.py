@@ -118,7 +118,8 @@ class SubjectCLI(ConfiguredCLI):
         Args:
             monitors: Its monitors, as the config has them.
         """
-        self.note = f"The config has no {self.kind.__name__}; its default settings apply."
+        kind = self.kind.__name__
+        self.note = f"The config has no {kind}; its default settings apply."
         return []
 
     def instantiate_classes(self) -> None:

@@ -894,10 +894,11 @@ class TrainingComparison:
         self._tell(
             "gradient",
             f"the gradient that training uses is not that of the criterion on the same "
-            f"batch (it differs {how}), so scores are not about what training shares: a "
-            f"few per cent can be decibels; pass criterion=, a function (module, x, y) "
-            f"that returns the loss of each sample, or criterion='training_step'; or "
-            f"prepare=, for what the training step does to a batch of inputs",
+            f"batch (it differs {how}), so scores are not about what training shares: "
+            f"a few per cent can be decibels; pass criterion=, a function "
+            f"(module, x, y) that returns the loss of each sample, or "
+            f"criterion='training_step'; or prepare=, for what the training step does "
+            f"to a batch of inputs",
         )
 
     def _give_up(self, why: str) -> None:
