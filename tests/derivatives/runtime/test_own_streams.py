@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakwatch.derivatives.runtime.own_streams import OwnStreams, own_streams_kept
 
@@ -97,3 +97,21 @@ def test_iterators_are_named_and_data_is_not_read() -> None:
     own = OwnStreams(net)
     assert own.iterators == ["numbers", "squares"]
     assert own.found == []
+
+
+@pytest.mark.parametrize(("package", "ours"), [("leakwatch.x", True), ("mine", False)])
+def test_noise_of_our_own_is_not_drawn_twice(package: str, ours: bool) -> None:
+    """A defense hooks into the module, and draws while that is watched."""
+
+    class Hooked:
+        def __init__(self) -> None:
+            self.draws = torch.Generator()
+
+        def hook(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+            pass
+
+    Hooked.__module__ = package
+    net, hooked = nn.Linear(1, 1), Hooked()
+    net.register_forward_hook(hooked.hook)
+    found = any(stream is hooked.draws for stream in OwnStreams(net).found)
+    assert found != ours
