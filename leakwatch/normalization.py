@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -16,9 +17,11 @@ __all__ = [
     "Channels",
     "as_channels",
     "check_channels",
+    "check_normalization",
     "per_channel",
     "to_input",
     "to_pixels",
+    "within_unit_range",
 ]
 
 #: One number per channel, or one for all channels.
@@ -96,6 +99,43 @@ def check_channels(mean: Any, std: Any, shape: Sequence[int] | None = None) -> _
     if shape is not None:
         _check_count(len(means), tuple(shape), 1)
     return means, stds
+
+
+def check_normalization(mean: Any, std: Any, x: Float[Tensor, "..."]) -> _Pair:
+    """:func:`check_channels` for inputs at hand, which may contradict it.
+
+    Normalised images of a positive mean have values below 0, those of pixels darker
+    than the mean. Inputs that all lie in [0, 1] are most likely pixels still.
+
+    Args:
+        mean: a number, or one per channel, in any container.
+        std: the same.
+        x: network inputs, with the channels second.
+
+    Warns:
+        UserWarning: the inputs look like pixels.
+
+    Raises:
+        TypeError: see :func:`check_channels`.
+        ValueError: the same.
+    """
+    pair = check_channels(mean, std, x.shape)
+    means, stds = pair
+    if means is not None and min(means) > 0 and within_unit_range(x):
+        warnings.warn(
+            f"mean={list(means)} and std={list(stds or ())} say that inputs are "
+            f"normalised, but these lie between 0 and 1, as pixels do: normalised "
+            f"images have values below 0 wherever a pixel is darker than the mean. "
+            f"Where the network gets pixels, leave mean and std out: errors in pixels "
+            f"and predicted PSNRs refer to a wrong scale with them.",
+            stacklevel=3,
+        )
+    return pair
+
+
+def within_unit_range(x: Float[Tensor, "..."]) -> bool:
+    """Whether all values lie in [0, 1]."""
+    return bool((x.amin() >= 0) & (x.amax() <= 1))
 
 
 def per_channel(

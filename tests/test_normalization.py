@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,13 @@ import leakwatch
 from leakwatch import ProbeSet, WeightUpdate
 from leakwatch.attacks import PixelScale
 from leakwatch.callbacks import InversionAudit, LeakageMonitor
-from leakwatch.normalization import as_channels, per_channel, to_input, to_pixels
+from leakwatch.normalization import (
+    as_channels,
+    check_normalization,
+    per_channel,
+    to_input,
+    to_pixels,
+)
 from leakwatch.quality import quality
 
 MEAN, STD = (0.5, 0.25), (0.25, 0.125)
@@ -64,14 +72,14 @@ ENTRIES: dict[str, Callable[..., Any]] = {
     ),
     "initialisations": lambda **k: torch.tensor(
         leakwatch.compare_initializations(
-            network(), X, Y, ["uniform"], seeds=1, attacks=[], **k
-        ).values[0].value
+            network(), X, Y, ["uniform", "normal"], seeds=1, attacks=[], **k
+        ).verdict("i2f_bayes_psnr").level
     ),
     "trade-off": lambda **k: torch.tensor(
         leakwatch.trade_off(
             network(), X, Y, lambda *_: None, lambda _: 0.5, defenses=["gaussian"],
             budgets=[1.0], steps=2, **k,
-        ).samples[0].mse
+        ).cells[0].accuracy
     ),
 }  # fmt: skip
 
@@ -155,3 +163,38 @@ def test_pixels_against_the_formula() -> None:
     assert column.flatten().tolist() == list(STD)
     assert isinstance(column, Tensor)
     assert column.shape == (2, 1, 1)
+
+
+DOUBTING = [
+    name
+    for name in ENTRIES
+    if name not in ("quality", "probes", "scale", "scale of", "monitor", "audit")
+    and name != "update attack"  # an attacker has no inputs
+]
+
+
+@pytest.mark.parametrize("entry", DOUBTING)
+def test_inputs_that_look_like_pixels_are_doubted(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "X", PIXELS.float())
+    with pytest.warns(UserWarning, match="these lie between 0 and 1, as pixels do"):
+        ENTRIES[entry](mean=MEAN, std=STD)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X.double(), PIXELS - 0.5, PIXELS * 1.1 + 0.1],
+    ids=["normalised", "below 0", "above 1"],
+)
+def test_inputs_beyond_the_range_of_pixels_are_not_doubted(x: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check_normalization(MEAN, STD, x) == (MEAN, STD)
+
+
+def test_a_mean_of_zero_leaves_pixels_in_their_range() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_normalization((0.0, 0.5), STD, PIXELS)
+        check_normalization(None, None, PIXELS)

@@ -18,7 +18,7 @@ from leakwatch.attacks.start import Start, StartKind
 from leakwatch.checks import check_function, check_integer, check_number
 from leakwatch.derivatives import Criterion, GradientMap, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
-from leakwatch.normalization import Channels
+from leakwatch.normalization import Channels, check_normalization
 
 __all__ = ["attack"]
 
@@ -153,6 +153,7 @@ def attack(
     begins = chosen.start if start is None else start
     if not isinstance(begins, Start):
         begins = Start.near(x, radius) if begins == "near" else Start(begins)
+    mean, std = check_normalization(mean, std, x)
     pixels = PixelScale.of(mean, std, data_range)
     _check_range(pixels.to_pixels(x), pixels)
     if time_limit is not None:

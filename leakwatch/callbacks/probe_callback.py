@@ -342,8 +342,9 @@ class RecordingCallback(Placed, Probing):
         """Nothing is said of a schedule of one's own, or where there is a record."""
         own = type(self).should_probe is not RecordingCallback.should_probe
         starts = self.at_start and trainer.global_step == 0
-        if not (own or starts or self._progress.position):
-            text = never_due(type(self).__name__, self.every_n_epochs, trainer)
+        if not (own or self._progress.position):
+            name = type(self).__name__
+            text = never_due(name, self.every_n_epochs, trainer, starts=starts)
             if text:
                 warn(text)
 

@@ -155,7 +155,7 @@ def test_a_command_repeats_a_callback_whose_arguments_are_all_others(
 def test_score_gives_what_the_monitor_records() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Sigmoid(), nn.Linear(6, 3))
-    x, y = torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
+    x, y = 2 * torch.rand(4, 1, 4, 4) - 1, torch.tensor([0, 1, 2, 0])
     shared = {
         "noise_std": 0.05,
         "epsilon": 1e-3,

@@ -114,7 +114,7 @@ def test_pixel_units_and_confident_samples() -> None:
     with torch.no_grad():
         net[3].bias[2] += 47.0
     x, y = case.data(1)[0], torch.tensor([2])
-    common = {"noise_std": 1e-22, "std": (0.25,), "mean": (0.4,)}
+    common = {"noise_std": 1e-22, "std": (0.25,), "mean": (0.0,)}
     names = ["lavp", "i2f", "bayes"]
     exact = score(net, x, y, names, dtype=torch.float64, solver="exact", **common)
     found = score(net, x, y, names, solver="lanczos", **common)

@@ -26,13 +26,16 @@ def last_epoch(trainer: Trainer) -> int | None:
     return min(ends, default=None)
 
 
-def never_due(name: str, every_n_epochs: int, trainer: Trainer) -> str:
+def never_due(
+    name: str, every_n_epochs: int, trainer: Trainer, *, starts: bool = False
+) -> str:
     """A warning where no n-th epoch is left before training ends; else empty.
 
     Args:
         name: of the callback's class.
         every_n_epochs: n.
         trainer: as in :func:`last_epoch`.
+        starts: whether it runs before training.
     """
     last = last_epoch(trainer)
     done = trainer.current_epoch
@@ -41,9 +44,14 @@ def never_due(name: str, every_n_epochs: int, trainer: Trainer) -> str:
     if (done // every_n_epochs + 1) * every_n_epochs <= last:
         return ""
     left = last - done
+    what = (
+        "runs before training only, and will say nothing of what training does to it"
+        if starts
+        else "will not run in this training, and there will be nothing to report"
+    )
     return (
-        f"{name} will not run in this training, and there will be nothing to report: "
-        f"it has every_n_epochs={every_n_epochs}, but training ends after "
+        f"{name} {what}: it has every_n_epochs={every_n_epochs}, but "
+        f"training ends after "
         f"{last} {'epoch' if last == 1 else 'epochs'}; set every_n_epochs to at most "
         f"{left if not done else 1}, or train longer."
     )

@@ -17,7 +17,7 @@ from leakwatch.callbacks._probing.distributed import gather
 from leakwatch.callbacks._probing.observing import observing
 from leakwatch.callbacks._probing.preparation import Preparation, found_preparation
 from leakwatch.callbacks._recording.loggers import warn
-from leakwatch.normalization import Channels, to_pixels
+from leakwatch.normalization import Channels, to_pixels, within_unit_range
 from leakwatch.probes import ProbeSet
 from leakwatch.probes.samplers import sampled_items
 
@@ -152,7 +152,7 @@ def training_probes(
         if mean is not None:
             later = _normalised_later(source, probes)
             # Normalised images of a whole data set leave [0, 1]: these are not.
-            untouched = _in_unit_range(probes) and (stated or _above_zero(mean))
+            untouched = within_unit_range(probes.x) and (stated or _above_zero(mean))
             if untouched and not (stated or later):
                 warn(
                     f"mean={mean} and std={std} say that the inputs of {caller} are "
@@ -214,10 +214,6 @@ def _loaders(source: Any) -> Iterator[Any]:
         yield from source.flattened
     else:
         yield source
-
-
-def _in_unit_range(probes: ProbeSet) -> bool:
-    return bool(probes.x.amin() >= 0 and probes.x.amax() <= 1)
 
 
 def _above_zero(mean: Channels) -> bool:

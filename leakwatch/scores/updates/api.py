@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from leakwatch.checks import check_function, check_samples
 from leakwatch.derivatives import Criterion, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
-from leakwatch.normalization import Channels, check_channels
+from leakwatch.normalization import Channels, check_normalization
 from leakwatch.scores.api import (
     DEFAULT_MAX_MEMORY,
     Scoring,
@@ -164,7 +164,7 @@ def score_update(
         )
     check_samples(x, y)
     check_function("prepare", prepare, "prepare(x) → network inputs")
-    mean, std = check_channels(mean, std, x.shape[1:])
+    mean, std = check_normalization(mean, std, x.flatten(0, 1) if x.ndim > 1 else x)
     scoring = Scoring(
         scores_of_updates(scores),
         noise_std=noise_std,

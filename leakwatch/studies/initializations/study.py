@@ -16,7 +16,7 @@ from leakwatch.attacks.start import StartKind
 from leakwatch.checks import check_integer, check_number
 from leakwatch.derivatives import Prepare
 from leakwatch.models.initialization import Initializer, check_scheme, initialize
-from leakwatch.normalization import Channels, check_channels
+from leakwatch.normalization import Channels, check_normalization
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes.checks import check_index
 from leakwatch.reporting.quantities import PRIOR
@@ -141,7 +141,7 @@ def compare_initializations(
             f"attacks must have different names, got {[e.name for e in engines]}."
         )
     noise_std = check_number("noise_std", noise_std, example=1e-2)
-    mean, std = check_channels(mean, std, x.shape)
+    mean, std = check_normalization(mean, std, x)
     repeats = check_integer("repeats", repeats, example=3)
     samples = tuple(range(len(x))) if index is None else tuple(index)
     check_index(samples, len(x))

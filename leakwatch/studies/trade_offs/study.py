@@ -18,7 +18,7 @@ from leakwatch.defenses import Budget, Defense
 from leakwatch.defenses.budget import Unit
 from leakwatch.derivatives import Criterion, Prepare
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
-from leakwatch.normalization import Channels, check_channels
+from leakwatch.normalization import Channels, check_normalization
 from leakwatch.priors import GaussianPrior
 from leakwatch.scores.api import PriorName, Scoring, as_prior
 from leakwatch.status import OK, Status, describe_error
@@ -187,7 +187,7 @@ def trade_off(
     """
     grid = named_budgets(budgets, unit)
     top = check_number("data_range", data_range, example=1.0)
-    means, stds = check_channels(mean, std, x.shape)
+    means, stds = check_normalization(mean, std, x)
     check_function("prepare", prepare, "prepare(x) → network inputs")
     assumed = Scoring(
         (),

@@ -513,7 +513,7 @@ def test_mistakes_are_said_before_anything_is_trained() -> None:
         ("attackers must be some of", {"attackers": []}),
         ("unknown start 'far'", {"start": "far"}),
         ("data-set index 1 occurs twice", {"index": [1, 1]}),
-        ("outside of", {"mean": [0.5], "std": [9.0]}),
+        ("outside of", {"mean": [0.0], "std": [9.0]}),
         ("box must be positive and finite", {"box": 0.0}),
         ("prior_std must be positive and finite", {"prior_std": -1.0}),
         ("restarts must be at least 1", {"restarts": 0}),
