@@ -99,22 +99,18 @@ class Kind(ABC):
 
 
 def shortened(
-    attacks: Mapping[str, AttackSettings], part: int, *, least: int
+    attacks: Mapping[str, AttackSettings], steps: int
 ) -> tuple[dict[str, AttackSettings], float]:
     """Attacks that end early, for :meth:`Kind.piece`.
 
     Args:
         attacks: by name.
-        part: one in so many steps is left.
-        least: steps that are always left.
+        steps: that are left of each, at most.
 
     Returns:
         The attacks, and how many times longer the one is that lost most; 1 for none.
     """
-    short = {
-        name: replace(a, steps=max(least, a.length // part))
-        for name, a in attacks.items()
-    }
+    short = {n: replace(a, steps=min(steps, a.length)) for n, a in attacks.items()}
     factors = (a.length / short[name].length for name, a in attacks.items())
     return short, max(factors, default=1.0)
 

@@ -108,8 +108,8 @@ class Batches(OneDataSet):
         return Summary(tuple(entries), tuple(notes))
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """A hundredth of the steps."""
-        attacks, factor = shortened(self.attacks, 100, least=4)
+        """Four steps."""
+        attacks, factor = shortened(self.attacks, 4)
         return replace(self, attacks=attacks), {"attack": factor}
 
 

@@ -49,7 +49,7 @@ BASELINES: Final = ("image_std", "image_tv")
 USABLE: Final = ("ok", "estimated")
 _SCORED: Final = "scores for noise"
 # Steps of a piece that is timed.
-_PIECE: Final = 50
+_PIECE: Final = 20
 
 
 @final
@@ -222,9 +222,8 @@ class Correlations(Kind):
         return Summary(tuple(entries), tuple(notes), panels)
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """Ten images at most, one try of fifty steps at most."""
-        few = min(10, self.images, self.per_cell)
-        few = max(3, few)
+        """Three images, one try of twenty steps."""
+        few = 3
         many = self.per_cell / few
         attacks = {
             name: replace(a, steps=min(_PIECE, a.steps or _PIECE), restarts=1)

@@ -30,6 +30,7 @@ from leakwatch.reproduction.kinds.base import (
 )
 from leakwatch.reproduction.networks import Network
 from leakwatch.reproduction.result import Compare, Entry, Panel, Summary
+from leakwatch.scores.api import DEFAULT_MAX_MEMORY
 
 __all__ = ["Effort", "EigenRow", "Eigenvalues", "Eigenvectors"]
 
@@ -209,8 +210,8 @@ class Eigenvectors(_Rows):
         return Summary(tuple(entries), tuple(notes), tuple(panels))
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """One image and a fortieth of the steps."""
-        attacks, factor = shortened(self.attacks, 40, least=4)
+        """One image and twenty steps."""
+        attacks, factor = shortened(self.attacks, 20)
         small = replace(self, attacks=attacks, images=1, per_cell=1)
         return small, {"attack": self.per_cell * factor}
 
@@ -281,8 +282,8 @@ class Effort(_Rows):
         return Summary(tuple(entries), (note,))
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """One image and a fortieth of the steps."""
-        attacks, factor = shortened(self.attacks, 40, least=4)
+        """One image and twenty steps."""
+        attacks, factor = shortened(self.attacks, 20)
         fewer = max(4, self.iterations // 40)
         many = self.per_cell * self.iterations / fewer
         small = replace(self, attacks=attacks, images=1, per_cell=1, iterations=fewer)
@@ -298,7 +299,11 @@ def _scale(samples: Samples) -> Tensor:
 def _protected(net: nn.Module, samples: Samples) -> Protected:
     gradients = GradientMap(net, dtype=torch.float64)
     return Protected(
-        gradients, samples.x.double(), samples.y, input_scale=_scale(samples)
+        gradients,
+        samples.x.double(),
+        samples.y,
+        input_scale=_scale(samples),
+        max_memory=DEFAULT_MAX_MEMORY,
     )
 
 

@@ -165,10 +165,10 @@ class PerturbedGradients(OfRows):
         return found
 
     def piece(self) -> tuple[Self, Mapping[str, float]]:
-        """Three images and a fortieth of the steps."""
+        """Three images and twenty steps."""
         few = min(3, self.images)
         many = self.per_cell / few
-        attacks, factor = shortened(self.attacks, 40, least=10)
+        attacks, factor = shortened(self.attacks, 20)
         small = replace(self, attacks=attacks, images=few, per_cell=few)
         return small, {"scores": many, "attack": many * factor}
 
