@@ -101,19 +101,24 @@ def check_channels(mean: Any, std: Any, shape: Sequence[int] | None = None) -> _
     return means, stds
 
 
-def check_normalization(mean: Any, std: Any, x: Float[Tensor, "..."]) -> _Pair:
+def check_normalization(
+    mean: Any, std: Any, x: Float[Tensor, "..."], data_range: float | None = None
+) -> _Pair:
     """:func:`check_channels` for inputs at hand, which may contradict it.
 
     Normalised images of a positive mean have values below 0, those of pixels darker
-    than the mean. Inputs that all lie in [0, 1] are most likely pixels still.
+    than the mean. Inputs that all lie in [0, 1] are most likely pixels still. And
+    pixels far outside of their range were normalised by other numbers.
 
     Args:
         mean: a number, or one per channel, in any container.
         std: the same.
         x: network inputs, with the channels second.
+        data_range: largest pixel value, the smallest being 0; ``None`` for not known.
 
     Warns:
-        UserWarning: the inputs look like pixels.
+        UserWarning: the inputs look like pixels, or what ``mean`` and ``std`` make of
+            them doesn't.
 
     Raises:
         TypeError: see :func:`check_channels`.
@@ -130,6 +135,18 @@ def check_normalization(mean: Any, std: Any, x: Float[Tensor, "..."]) -> _Pair:
             f"and predicted PSNRs refer to a wrong scale with them.",
             stacklevel=3,
         )
+    if means is not None and data_range is not None and x.numel():
+        pixels = to_pixels(x.detach().float(), means, stds)
+        low, high = pixels.amin().item(), pixels.amax().item()
+        # Interpolated and noisy images are a little outside.
+        if low < -0.1 * data_range or high > 1.1 * data_range:
+            warnings.warn(
+                f"with mean={list(means)} and std={list(stds or ())} the pixels of "
+                f"these inputs lie in [{low:.3g}, {high:.3g}], outside of "
+                f"[0, {data_range:g}]: predicted PSNRs refer to a wrong scale unless "
+                f"mean, std and data_range are those of the inputs.",
+                stacklevel=3,
+            )
     return pair
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import warnings
@@ -180,6 +181,24 @@ def test_inputs_that_look_like_pixels_are_doubted(
     monkeypatch.setattr(sys.modules[__name__], "X", PIXELS.float())
     with pytest.warns(UserWarning, match="these lie between 0 and 1, as pixels do"):
         ENTRIES[entry](mean=MEAN, std=STD)
+
+
+@pytest.mark.parametrize("entry", [name for name in DOUBTING if name != "attack"])
+def test_the_normalisation_of_bytes_is_doubted_for_pixels_up_to_1(entry: str) -> None:
+    """Predictions would be of errors 255 times larger: below 11 dB."""
+    wrong = {"mean": [255 * m for m in MEAN], "std": [255 * s for s in STD]}
+    with (
+        pytest.warns(UserWarning, match=r"outside of \[0, 1\]"),
+        contextlib.suppress(ValueError),  # attacks refuse them
+    ):
+        ENTRIES[entry](**wrong)
+
+
+def test_pixels_a_little_outside_of_their_range_are_not_doubted() -> None:
+    noisy = PIXELS * 1.15 - 0.05
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_normalization(MEAN, STD, (noisy - M) / S, 1.0)
 
 
 @pytest.mark.parametrize(

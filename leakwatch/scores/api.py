@@ -394,7 +394,7 @@ def score(
     _check_noise(scoring.scores, settings, delta)
     gradients = scoring.gradient_map(module)
     x, y = gradients.checked(x, y)
-    mean, std = check_normalization(mean, std, x)
+    mean, std = check_normalization(mean, std, x, data_range)
     if mean is None and not bool((x.amin() >= 0) & (x.amax() <= data_range)):
         gradients.note(
             f"inputs leave [0, {data_range:g}] and no mean and std were given, so "

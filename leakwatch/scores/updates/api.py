@@ -33,7 +33,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leakwatch.checks import check_function, check_samples
+from leakwatch.checks import check_function, check_number, check_samples
 from leakwatch.derivatives import Criterion, Prepare
 from leakwatch.derivatives.parameter_filters import ParameterFilter
 from leakwatch.normalization import Channels, check_normalization
@@ -164,7 +164,9 @@ def score_update(
         )
     check_samples(x, y)
     check_function("prepare", prepare, "prepare(x) → network inputs")
-    mean, std = check_normalization(mean, std, x.flatten(0, 1) if x.ndim > 1 else x)
+    check_number("data_range", data_range, example=1.0)
+    flat = x.flatten(0, 1) if x.ndim > 1 else x
+    mean, std = check_normalization(mean, std, flat, data_range)
     scoring = Scoring(
         scores_of_updates(scores),
         noise_std=noise_std,

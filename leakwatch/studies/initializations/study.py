@@ -141,7 +141,8 @@ def compare_initializations(
             f"attacks must have different names, got {[e.name for e in engines]}."
         )
     noise_std = check_number("noise_std", noise_std, example=1e-2)
-    mean, std = check_normalization(mean, std, x)
+    data_range = check_number("data_range", data_range, example=1.0)
+    mean, std = check_normalization(mean, std, x, data_range)
     repeats = check_integer("repeats", repeats, example=3)
     samples = tuple(range(len(x))) if index is None else tuple(index)
     check_index(samples, len(x))
