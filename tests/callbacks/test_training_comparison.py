@@ -151,6 +151,8 @@ DEFENSE = GradientDefense(GaussianNoise(Budget(1.0, "std")))
         (lambda: Tiny(net(norm=True)), {}),
         (lambda: Tiny(net(drop=0.5)), {}),
         (lambda: Draws(net(drop=0.5, width=30)), {}),
+        (lambda: Blurred(), {}),
+        (lambda: Tiny(net(norm=True, drop=0.5)), {"max_epochs": 3}),
         (Checkpointed, {}),
         (lambda: Tiny(tied()), {}),
         (lambda: Tiny(frozen()), {}),
@@ -387,6 +389,56 @@ def test_another_loss_is_said_once_beside_the_headline(
         page = write_report(watched.run_directory).read_text()
         head, _, _ = page.partition("<section")
         assert "The gradient that training uses is not that of the criterion" in head
+
+
+class AnotherLater(Tiny):
+    """Changes its loss after a warm-up, in a batch that is not among the first ones."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.current_epoch < 1:
+            return F.cross_entropy(self(batch[0]), batch[1])
+        target = F.one_hot(batch[1], CLASSES).float()
+        return F.binary_cross_entropy_with_logits(self(batch[0]), target)
+
+
+def test_a_loss_that_changes_is_seen_after_the_next_probe(tmp_path: Path) -> None:
+    # Messages 0, 1, 3 and 10 would be compared anyway, and 4 to 7 are of another loss.
+    few = {"data": loader(n=16), "max_epochs": 2}
+    (said,) = cautions(tmp_path, AnotherLater(), **few)
+    assert said.startswith("the gradient that training uses is not that of the criter")
+    accumulated = {"accumulate_grad_batches": 2, "max_epochs": 4, "data": loader(n=24)}
+    assert cautions(tmp_path, Tiny(), **accumulated) == []
+
+
+class Deployed(Tiny):
+    """Gives probabilities where it is used, as many modules do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits if self.training else logits.softmax(1)
+
+
+class Cooled(Tiny):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits if self.training else logits / 3
+
+
+class Blurred(Tiny):
+    """Draws in training alone, as augmentations and dropout do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x + torch.randn_like(x) if self.training else x)
+        return out
+
+
+@pytest.mark.parametrize("module", [Deployed, Cooled])
+def test_another_network_in_evaluation_mode_is_said(
+    tmp_path: Path, module: type[Tiny]
+) -> None:
+    (said,) = cautions(tmp_path, module())
+    assert said.startswith("in evaluation mode, in which it is scored, the network")
+    assert "criterion=" in said
 
 
 class Focal(Tiny):

@@ -182,6 +182,8 @@ class ProbeSession:
                 )
         self._progress.cost = time.perf_counter() - started
         self._progress.spent += self._progress.cost
+        if self.comparison is not None:
+            self.comparison.probed()
         self._say_cost(trainer, epoch)
 
     def offer(

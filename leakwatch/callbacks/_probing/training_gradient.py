@@ -10,7 +10,7 @@ from typing import Any, TypeVar, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from leakwatch.callbacks._probing.class_weights import (
@@ -52,6 +52,8 @@ _FAR, _FAR_BY_CHANCE = 1.5, 6.0
 # How many times nearer a batch is to one of two sets of images, by no chance.
 _NEARER = 3.0
 
+# Samples on which modes are compared, and the share of a loss that a mode may change.
+_FEW, _MODES = 8, 1e-3
 # Below this loss torch's cross-entropy leaves its float32 gradient too few digits.
 _CONFIDENT = 1e-3
 # Classes in a batch up to which they are taken apart.
@@ -128,6 +130,12 @@ class _Consumed:
     scale: float = 1.0
     held: bool = False
     spent: bool = False
+
+
+def _of_torch(part: nn.Module) -> bool:
+    """Whether a module is a layer of torch, or a normalisation derived from one."""
+    batch_norm = isinstance(part, nn.modules.batchnorm._NormBase)
+    return batch_norm or type(part).__module__.startswith("torch.")
 
 
 class _NotHereError(Exception):
@@ -323,6 +331,12 @@ class TrainingComparison:
         self._every = 1  # entry of a gradient is kept, to tell weights of classes
         self._factors: list[tuple[float, int]] = []
         self._compared = False
+        self._one_mode = True  # as far as is known
+        self._probed = False  # since the last message
+
+    def probed(self) -> None:
+        """Has the next message compared as well: there are new scores of its loss."""
+        self._probed = True
 
     def before(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
         """Forms the criterion's gradient, before the training step has the batch.
@@ -335,8 +349,10 @@ class TrainingComparison:
         self._consumed, self._begun = None, trainer.global_step
         if self._compared and not self._left:
             return
-        due = self._messages in _COMPARED or self._waiting
         alone = trainer.world_size == 1
+        late = not alone and self._messages > _COMPARED[-1]
+        due = self._messages in _COMPARED or self._waiting
+        due |= self._probed and not late
         # Processes can't see each other's batches: all look, or none.
         more = bool(self._factors) and (alone or self._messages <= _COMPARED[-1])
         self._due = due or more
@@ -369,6 +385,7 @@ class TrainingComparison:
                 )
             self._last = x, y
             self._compare_draws()
+            self._compare_modes(x, y)
             for i, prepare in enumerate(self._ways()):
                 ours = self._gradient(trainer, module, x, y, prepare, share)
                 if i == len(self._ours):
@@ -462,6 +479,7 @@ class TrainingComparison:
         self._step = self._begun if consumed is None else consumed.step
         if any(looked for _, looked in told):
             self._messages += 1
+            self._probed = False
             together = all(looked for _, looked in told)
             if self._due and not together and self._apart is None:
                 self._apart = True
@@ -542,6 +560,48 @@ class TrainingComparison:
                 f"pass prepare=, a function that does to a batch of inputs what "
                 f"training does to them, as far as that is not random, or a ProbeSet "
                 f"of inputs that are prepared",
+            )
+
+    def _compare_modes(self, x: Tensor, y: Tensor) -> None:
+        """Whether the network is another one in evaluation mode, as it is scored.
+
+        Torch's own layers may be: dropout, and normalisation by statistics. Nothing is
+        found out about a forward that draws, or that this criterion can't be used for.
+        """
+        if not self._one_mode:
+            return
+        criterion = self._gradients.criterion
+        prepare = self._gradients.prepare if self._given else None
+        inner = underlying(self._gradients.module)
+        loss = SampleLoss(inner, criterion, prepare)
+        modes = [(part, part.training) for part in loss.modules()]
+
+        def of_each() -> Tensor:
+            own = {name: b.clone() for name, b in loss.named_buffers()}
+            return loss.batch(own, x[:_FEW].clone(), y[:_FEW].clone()).double()
+
+        with observing(inner, criterion), as_evaluated(loss), torch.no_grad():
+            try:
+                evaluated = of_each()
+                for part, training in modes:
+                    part.training = training and not _of_torch(part)
+                before = self._streams()
+                trained, again = of_each(), of_each()
+                if self._streams() != before or not torch.equal(trained, again):
+                    return
+            except Exception:
+                return
+        size = torch.maximum(evaluated.abs(), trained.abs()).clamp_min(1e-30)
+        apart = float(((trained - evaluated).abs() / size).max())
+        if apart > _MODES:
+            self._one_mode = False
+            self._tell(
+                "modes",
+                f"in evaluation mode, in which it is scored, the network computes "
+                f"another loss than in training (by up to {100 * apart:.2g}%, layers "
+                f"of torch apart), so scores are not about what training shares: let "
+                f"forward do the same in both modes, or pass criterion=, a function "
+                f"(module, x, y) that does what training does",
             )
 
     def _compare_draws(self) -> None:
