@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +30,9 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_backward_hooks",
 )
+# One thread at a time: random streams, flags of arithmetic and torch's levels of
+# forward mode belong to the process.
+_ALONE = threading.RLock()
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -51,6 +55,7 @@ def evaluating(
         are the module's own.
     """
     with (
+        _ALONE,
         warnings.catch_warnings(),
         isolated_rng(),
         plain_arithmetic(device_type),
@@ -84,6 +89,11 @@ def as_evaluated(root: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
         root: the module.
         dtype: also cast plain tensor attributes to this.
     """
+    with _ALONE:
+        yield from _as_evaluated(root, dtype)
+
+
+def _as_evaluated(root: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     # The numbers too: who calls the module itself may have its forward write into it.
     before = Snapshot(root, tensors=dtype is not None)
     try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cases import CASES, Case, lenet, mlp, relative
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import leakwatch
 from leakwatch.derivatives import GradientMap, UnsupportedModuleError, underlying
 from leakwatch.derivatives.gram.gram import gram
 
@@ -222,3 +224,16 @@ def test_weights_are_read_anew_by_every_product() -> None:
     module[1].requires_grad_(False)
     assert at.size == size - 7 * 37
     assert at(x, y).shape == (2, at.size)
+
+
+def test_threads_with_networks_of_their_own_wait_for_each_other() -> None:
+    x, y = torch.rand(2, 4), torch.tensor([0, 1])
+    nets = [nn.Sequential(nn.Linear(4, 3), nn.Tanh()) for _ in range(3)]
+
+    def norms(net: nn.Module) -> list[float]:
+        scores = leakwatch.score(net, x, y, ["jacobian_norm"])
+        return scores["jacobian_norm"].tolist()
+
+    alone = [norms(net) for net in nets]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(norms, nets)) == alone
