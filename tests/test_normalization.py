@@ -183,6 +183,14 @@ def test_inputs_that_look_like_pixels_are_doubted(
         ENTRIES[entry](mean=MEAN, std=STD)
 
 
+@pytest.mark.parametrize("callback", [LeakageMonitor, InversionAudit])
+def test_given_probes_that_look_like_pixels_are_doubted(callback: Any) -> None:
+    pixels = ProbeSet.from_tensors(PIXELS.float(), Y, mean=MEAN, std=STD)
+    with pytest.warns(UserWarning, match="these lie between 0 and 1, as pixels do"):
+        callback(probes=pixels)
+    callback(probes=ProbeSet.from_tensors(X, Y, mean=MEAN, std=STD))
+
+
 @pytest.mark.parametrize("entry", [name for name in DOUBTING if name != "attack"])
 def test_the_normalisation_of_bytes_is_doubted_for_pixels_up_to_1(entry: str) -> None:
     """Predictions would be of errors 255 times larger: below 11 dB."""

@@ -47,7 +47,11 @@ from leakwatch.checks import (
 from leakwatch.derivatives import Criterion, GradientMap
 from leakwatch.derivatives.parameter_filters import check_filter
 from leakwatch.derivatives.runtime.rng_and_precision import isolated_rng
-from leakwatch.normalization import Channels, check_channels
+from leakwatch.normalization import (
+    Channels,
+    check_channels,
+    check_normalization,
+)
 from leakwatch.priors import GaussianPrior
 from leakwatch.probes import ProbeSet
 from leakwatch.reporting import Row
@@ -402,6 +406,8 @@ class ProbeCallback(RecordingCallback):
                 "mean and std are for probes that the callback draws; a ProbeSet has "
                 "its own: ProbeSet.from_dataset(dataset, mean=..., std=...)."
             )
+        else:
+            check_normalization(probes.mean, probes.std, probes.x)
         if parameters is not None:
             check_filter(parameters)
         check_prior(prior, self.prior_std)
