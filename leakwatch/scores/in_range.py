@@ -323,12 +323,15 @@ def _in_components(
         return without
     if not decibels:
         number = math.sqrt(float(squared.mean()))
-        return Value(number, in_components(parts, s, settings.data_range))
+        return Value(
+            number, in_components(parts, s, settings.data_range, pixelwise=True)
+        )
     if float(squared.min()) <= 0:
         return _PERFECT
     peak = spectrum.d_x * settings.data_range**2
     number = float(10 * (peak / squared).log10().mean())
-    status = in_components(parts, s, settings.data_range, number - without.number)
+    shift = number - without.number
+    status = in_components(parts, s, settings.data_range, shift, pixelwise=True)
     return Value(number, status)
 
 

@@ -13,6 +13,7 @@ from leakwatch.derivatives import GradientMap
 from leakwatch.derivatives.gram.sources import found_together
 from leakwatch.derivatives.jacobian import GradientJacobian
 from leakwatch.priors import CosinePrior, DensePrior, GaussianPrior, natural_prior
+from leakwatch.reporting.statistics.gate import at_most
 from leakwatch.scores.measure.components import Components, leading_components
 
 SIZE = 64
@@ -275,3 +276,15 @@ def test_several_samples_at_once_are_each_alone(
         torch.testing.assert_close(one.h, v[i] @ j.T @ j @ v[i].T, rtol=1e-9, atol=1e-9)
         along = v[i] @ j.T @ jacobian.unit_gradient[i]
         torch.testing.assert_close(one.along, along, rtol=1e-9, atol=1e-9)
+
+
+def test_the_upper_end_holds_for_an_image_that_the_components_do_not_show() -> None:
+    """Noise is mostly in the others: the gate would pass what is above its limit."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(324, 2), nn.Tanh(), nn.Linear(2, 3))
+    x, y = torch.rand(1, 1, 18, 18), torch.tensor([0])
+    how = {"noise_std": 1e-4, "prior": natural_prior((1, 18, 18))}
+    few = leakwatch.score(net, x, y, ["i2f_range_psnr"], precision="dashboard", **how)
+    whole = leakwatch.score(net, x, y, ["i2f_range_psnr"], dtype=torch.float64, **how)
+    most = at_most(str(few.status["i2f_range_psnr"][0]))
+    assert float(few["i2f_range_psnr"][0]) <= float(whole["i2f_range_psnr"][0]) <= most
