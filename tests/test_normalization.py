@@ -25,6 +25,7 @@ from leakwatch.normalization import (
     to_input,
     to_pixels,
 )
+from leakwatch.priors import measured_prior
 from leakwatch.quality import quality
 
 MEAN, STD = (0.5, 0.25), (0.25, 0.125)
@@ -225,3 +226,16 @@ def test_a_mean_of_zero_leaves_pixels_in_their_range() -> None:
         warnings.simplefilter("error")
         check_normalization((0.0, 0.5), STD, PIXELS)
         check_normalization(None, None, PIXELS)
+
+
+def test_a_prior_of_normalised_images_is_doubted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    images = torch.rand(32, 2, 3, 3, generator=torch.Generator().manual_seed(1))
+    for shift in (0.0, 2.0):
+        assert not caplog.records
+        leakwatch.score(
+            network(), X, Y, ["bayes"], noise_std=1e-2, mean=MEAN, std=STD,
+            prior=measured_prior(images + shift),
+        )  # fmt: skip
+    assert "measure the prior from pixels, not from normalised inputs" in caplog.text

@@ -234,6 +234,7 @@ class Scoring:
         _check_delta(inputs)
         if settings.prior is not None and inputs.pixels is not None:
             mean = settings.prior.mean.to(inputs.pixels).flatten()
+            _check_units(inputs.gradients, inputs.pixels, mean, settings.data_range)
             inputs = replace(inputs, offset=inputs.pixels - mean)
         chosen = self.plan(inputs, settings)
         _check_path(settings, chosen, inputs.delta)
@@ -412,6 +413,23 @@ def score(
         delta=None if delta is None else delta.detach().to(x.device),
     )
     return scoring.evaluate(inputs, settings, started=started)
+
+
+def _check_units(
+    gradients: GradientMap, pixels: Tensor, mean: Tensor, data_range: float
+) -> None:
+    """Notes a prior whose mean can't be one of pixels that lie in their range."""
+    slack = 0.1 * data_range
+    seen, known = ((float(v.amin()), float(v.amax())) for v in (pixels.detach(), mean))
+    inside = [
+        low >= -slack and high <= data_range + slack for low, high in (seen, known)
+    ]
+    if inside == [True, False]:
+        gradients.note(
+            f"the mean of the prior lies in [{known[0]:.3g}, {known[1]:.3g}], and "
+            f"pixels in [0, {data_range:g}]: measure the prior from pixels, not from "
+            f"normalised inputs"
+        )
 
 
 def _check_noise(
