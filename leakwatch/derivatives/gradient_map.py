@@ -29,6 +29,7 @@ from leakwatch.derivatives.runtime.chunking import in_chunks
 from leakwatch.derivatives.verification import refuse_stray_reads
 from leakwatch.derivatives.verification.compare import (
     SMALL_STEP,
+    difference,
     hidden_dependence,
     shows_all,
 )
@@ -331,10 +332,25 @@ class GradientMap(DifferentiableNetwork):
         Returns:
             False where part of J is missing, and where kinks are in the way.
         """
-        step = SMALL_STEP * scales(x)
         slow = functools.partial(shows_all, g=gradient_by_graph)
-        w = self._weight(x, weight)
+        w, step = self._weight(x, weight), self.step(x)
         return self._run(shows_all, slow, x, y, w, v.reshape(x.shape), step, there)
+
+    def difference(
+        self,
+        x: Float[Tensor, "batch ..."],
+        y: Shaped[Tensor, "batch ..."],
+        v: Float[Tensor, "batch d_x"],
+        weight: Float[Tensor, " batch"],
+    ) -> Float[Tensor, "batch d_theta"]:
+        """``weight · J v`` as a finite difference; arguments as :meth:`shows_all`."""
+        slow = functools.partial(difference, g=gradient_by_graph)
+        w, step = self._weight(x, weight), self.step(x)
+        return self._run(difference, slow, x, y, w, v.reshape(x.shape), step)
+
+    def step(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
+        """Of the :meth:`difference` of each sample."""
+        return SMALL_STEP * scales(x)
 
     def hidden_dependence(
         self,

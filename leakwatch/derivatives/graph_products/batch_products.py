@@ -4,8 +4,9 @@ A solver takes tens of products at the same samples.
 ``recorded_graph`` makes one graph for a group of them and takes every
 product from it, without ``vmap`` and without gradients of single weights. It is used
 wherever it is right, which is seen, not assumed: each sample's
-gradient as the graph gives it is compared with the one that was found before, and the
-first products with those of :class:`GradientMap`. Then, in turn:
+gradient as the graph gives it is compared with the one that was found before, its
+first J v with a finite difference of gradients or with that of :class:`GradientMap`,
+and its first Jᵀu with that J v. Then, in turn:
 
 ``"batch"``: samples in one piece, if every shared parameter belongs to a layer that
 comes apart and the network keeps its samples apart.
@@ -33,7 +34,8 @@ from leakwatch.derivatives.graph_products.recorded_graph import Recorded
 from leakwatch.derivatives.layers.layout import Opening, opening
 from leakwatch.derivatives.runtime.chunking import out_of_memory, release
 from leakwatch.derivatives.runtime.rng_and_precision import plain_arithmetic
-from leakwatch.derivatives.verification.agreement import agreement
+from leakwatch.derivatives.verification.agreement import Quantity, agreement
+from leakwatch.derivatives.verification.compare import near, shown
 from leakwatch.status import shortened
 
 __all__ = ["BatchProducts", "Way"]
@@ -49,8 +51,7 @@ _HELD_BYTES = 2**30
 # In units of the numbers that a graph holds of its layers.
 _HELD, _PEAK = 1.5, 3
 
-
-_NOTHING: tuple[list[int], tuple[Tensor, Tensor]] = ([], (torch.empty(0),) * 2)
+_NOTHING: tuple[list[int], Tensor] = ([], torch.empty(0))
 
 
 class _UnfitError(Exception):
@@ -95,10 +96,11 @@ class BatchProducts:
 
     Attributes:
         rounding: how far rounding has moved J v of each sample for one standard normal
-            v, ``(batch,)``: the root of an unbiased estimate of ‖ΔJ‖_F². Seen beside
-            the first :meth:`push` in float32; NaN where that was not so.
-        shown: of which samples a finite difference was seen to be what J says, beside
-            the first product, ``(batch,)``.
+            v, ``(batch,)``: the root of an unbiased estimate of ‖ΔJ‖_F², and of what a
+            finite difference is off by. Seen at the first product in float32; NaN
+            where that was not so.
+        shown: of which samples a finite difference was seen to be what J says, at the
+            first product, ``(batch,)``.
         moving: of which samples a product was seen that is not zero, ``(batch,)``.
         most_held: bytes that all its graphs may keep.
 
@@ -136,7 +138,7 @@ class BatchProducts:
         self._size = 1
         self._last: tuple[Tensor | None, int, list[int]] = (None, 0, [])
         self._compared: dict[_Product, set[int]] = {}
-        self._plain = _NOTHING
+        self._first = _NOTHING
         self.rounding = torch.full_like(length, math.nan)
         self.moving = torch.zeros_like(length, dtype=torch.bool)
         self.shown = torch.zeros_like(self.moving)
@@ -247,8 +249,9 @@ class BatchProducts:
     def _retreat(self, why: str, way: Way) -> None:
         self._way, self._why = way, why
         self._groups.clear()
-        self._size, self._compared, self._plain = 1, {}, _NOTHING
+        self._size, self._compared, self._first = 1, {}, _NOTHING
         self.rounding = torch.full_like(self.rounding, math.nan)
+        self.shown = torch.zeros_like(self.shown)
 
     def _begin(self) -> None:
         """Finds how to begin."""
@@ -367,47 +370,81 @@ class BatchProducts:
             )
 
     def _compare(self, product: _Product, group: _Group) -> None:
-        """Each sample of a graph against plain products, once for each of the three.
+        """Each sample of a graph, once for each of the three products.
 
         One sample says nothing about the others: an operation may have a second
         derivative at one input and none, or another one, at the next.
         """
         members = group.members
+        pushed = self._compared.setdefault("push", set())
         done = self._compared.setdefault(product, set())
         if done >= set(members):
             return
-        kind = self._gradients.dtype
-        there, back = self._plain_products(members)
-        if product == "pull":
-            found = group.graph.pull(there.to(kind))
-        else:
-            found = getattr(group.graph, product)(self._directions(members))
-        right = there if product == "push" else back
-        if not agreement(found, right, "product from a graph", dtype=kind).holds:
-            raise _UnfitError("a product from its layers differs from a plain one")
-        done |= set(members)
-        self.moving[members] |= (found != 0).any(1)
-        if product == "push" and there.dtype != kind:
-            off = torch.linalg.vector_norm(there - found, dim=1)
-            self.rounding[members] = off
-            self._plain = members, (there.to(kind), back)
+        v = self._directions(members)
+        if self._first[0] != members:
+            self._first = members, group.graph.push(v)
+        there = self._first[1]
+        if not pushed >= set(members):
+            self._compare_push(members, v, there)
+            pushed |= set(members)
+        if product != "push":
+            self._compare_back(product, group, v, there)
+            self._first = _NOTHING
+            done |= set(members)
 
-    def _plain_products(self, members: list[int]) -> tuple[Tensor, Tensor]:
-        """J v of some samples for random v, in float64 if possible, and Jᵀ of that."""
-        if self._plain[0] != members:
-            v = self._directions(members)
+    def _compare_push(self, members: list[int], v: Tensor, found: Tensor) -> None:
+        """J v, which is not yet known to be right, with one from elsewhere."""
+        at, rows = self._gradients, torch.tensor(members, device=self._x.device)
+        x, y, w = self._x[rows], self._y[rows], self._weight[rows]
+        try:
+            right = self._precise_push(rows, v, found)
+        except Exception:  # a network that has no float64
+            right = at.jvp(x, y, v, w)
+        if not agreement(found, right, "product from a graph", dtype=at.dtype).holds:
+            raise _UnfitError("a product from its layers differs from a plain one")
+        self.moving[rows] |= (found != 0).any(1)
+        if right.dtype != at.dtype:
+            self.rounding[rows] = torch.linalg.vector_norm(right - found, dim=1)
+
+    def _precise_push(self, rows: Tensor, v: Tensor, found: Tensor) -> Tensor:
+        """J v in float64, from no graph.
+
+        It is a finite difference of gradients where that is what was found: a
+        derivative could say no more.
+        """
+        at = self._gradients.in_dtype(torch.float64)
+        x, y, w = self._x[rows], self._y[rows], self._weight[rows]
+        if not self._gradients.sharp:
+            return at.jvp(x, y, v, w)
+        change = at.difference(x, y, v, w)
+        close = near(change, found)
+        if found.dtype == change.dtype:  # whose digits a difference does not have
+            close = torch.zeros_like(close)
+        left = (~close).nonzero()[:, 0]
+        if len(left):
+            there = at.jvp(x[left], y[left], v[left], w[left])
+            close[left] = shown(change[left], there, at.step(x[left]))
+            change[left] = there
+        self.shown[rows] = close
+        return change
+
+    def _compare_back(
+        self, product: _Product, group: _Group, v: Tensor, there: Tensor
+    ) -> None:
+        """Jᵀ J v by ⟨Jᵀ J v, v⟩ = ‖J v‖²; with one from elsewhere if that is off."""
+        at, members = self._gradients, group.members
+        back = group.graph.pull(there) if product == "pull" else group.graph.normal(v)
+        along = (back.double() * v.double()).sum(1, keepdim=True)
+        square = torch.linalg.vector_norm(
+            there, dim=1, keepdim=True, dtype=torch.float64
+        ).square()
+        known: Quantity = "product and its adjoint"
+        if not agreement(along, square, known, dtype=at.dtype).holds:
             rows = torch.tensor(members, device=self._x.device)
-            x, y, w = self._x[rows], self._y[rows], self._weight[rows]
-            try:
-                precise = self._gradients.in_dtype(torch.float64)
-                there = precise.jvp(x, y, v, w)
-                if self._gradients.sharp:
-                    self.shown[rows] = precise.shows_all(x, y, v, there, w)
-            except Exception:  # a network that has no float64
-                there = self._gradients.jvp(x, y, v, w)
-            u = there.to(self._gradients.dtype)
-            self._plain = members, (there, self._gradients.vjp(x, y, u, w))
-        return self._plain[1]
+            right = at.vjp(self._x[rows], self._y[rows], there, self._weight[rows])
+            if not agreement(back, right, "product from a graph").holds:
+                raise _UnfitError("a product from its layers differs from a plain one")
+        self.moving[members] |= (back != 0).any(1)
 
     def _directions(self, members: list[int]) -> Tensor:
         generator = torch.Generator().manual_seed(members[0])

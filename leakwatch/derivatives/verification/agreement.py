@@ -25,6 +25,7 @@ Quantity: TypeAlias = Literal[
     "layer's factors",
     "activation in a batch",
     "product from a graph",
+    "product and its adjoint",
     "attack's gradient",
     "update's gradient",
 ]
@@ -85,6 +86,12 @@ TOLERANCES: Final[dict[Quantity, Tolerance]] = {
     ),
     "product from a graph": Tolerance(
         1e-3, 1e-9, "a network amplifies rounding; J is divided by ‖g‖", floor=1
+    ),
+    "product and its adjoint": Tolerance(
+        1e-5,
+        1e-11,
+        "one number tells of a gap between vectors about as much as that gap is, and "
+        "rarely less than a hundredth; where it is larger, the vectors are compared",
     ),
     "attack's gradient": Tolerance(
         2e-3, 1e-9, "well above rounding, well below any mistake"

@@ -34,8 +34,11 @@ from leakwatch.status import OK, Status
 __all__ = [
     "SMALL_STEP",
     "Comparison",
+    "difference",
     "hidden_dependence",
     "in_general_position",
+    "near",
+    "shown",
     "shows_all",
 ]
 
@@ -327,6 +330,69 @@ def hidden_dependence(
     return Status(*("failed", _HIDES) if settled else ("estimated", _UNSETTLED)), False
 
 
+def difference(
+    loss: LossFunction,
+    at: Weights,
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    v: Tensor,
+    step: Tensor,
+    g: _Gradient = gradient,
+) -> Tensor:
+    """(g(x + εv) − g(x − εv))/2ε, in float64.
+
+    Args:
+        loss: of one sample.
+        at: the weights.
+        x: the sample.
+        y: its label.
+        w: factor on its loss, about 1/‖g‖, a power of two.
+        v: a direction, standard normal.
+        step: ε, :data:`SMALL_STEP` of the size of the input.
+        g: the gradient.
+
+    Returns:
+        What J v would be if nothing were hidden.
+    """
+    ahead = g(loss, at, x + step * v, y, w)
+    # A gradient that is not proportional to the loss shows, too.
+    behind = g(loss, at, x - step * v, y, w * _FACTOR) / _FACTOR
+    return (ahead - behind) / (2 * step)
+
+
+def shown(change: Tensor, there: Tensor, step: Tensor) -> Tensor:
+    """Whether differences are what derivatives say.
+
+    Args:
+        change: from :func:`difference`, ``(..., d_θ)``.
+        there: J v, the same.
+        step: ε of each, ``(...)``.
+
+    Returns:
+        ``(...)``: True, or False where kinks may be at fault, too.
+    """
+    # ‖g‖ is about 1, and so rounds to about its units.
+    off = _UNITS * torch.finfo(change.dtype).eps / step
+    gap, size = _gap(change, there)
+    missed: Tensor = gap > _SHARP * size + off
+    return ~missed
+
+
+def near(change: Tensor, there: Tensor) -> Tensor:
+    """The same with nothing allowed for how differences round, ``(...)``."""
+    gap, size = _gap(change, there)
+    close: Tensor = gap <= _SHARP * size
+    return close
+
+
+def _gap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    gap, here, there = (
+        torch.linalg.vector_norm(t, dim=-1, dtype=torch.float64) for t in (a - b, a, b)
+    )
+    return gap, torch.maximum(here, there)
+
+
 def shows_all(
     loss: LossFunction,
     at: Weights,
@@ -338,30 +404,8 @@ def shows_all(
     there: Tensor,
     g: _Gradient = gradient,
 ) -> Tensor:
-    """Whether one difference of the gradient is what its derivative says, in float64.
-
-    Args:
-        loss: of one sample.
-        at: the weights.
-        x: the sample.
-        y: its label.
-        w: factor on its loss, about 1/‖g‖, a power of two.
-        v: a direction, standard normal.
-        step: ε, :data:`SMALL_STEP` of the size of the input.
-        there: J v.
-        g: the gradient.
-
-    Returns:
-        True, or False where kinks may be at fault, too, without a dimension.
-    """
-    ahead = g(loss, at, x + step * v, y, w)
-    # A gradient that is not proportional to the loss shows, too.
-    behind = g(loss, at, x - step * v, y, w * _FACTOR) / _FACTOR
-    change = (ahead - behind) / (2 * step)
-    size = torch.maximum(change.norm(), there.norm())
-    off = _UNITS * torch.finfo(x.dtype).eps / step * ahead.norm().clamp_min(1)
-    missed: Tensor = (change - there).norm() > _SHARP * size + off
-    return ~missed
+    """:func:`shown` of a :func:`difference`, with the arguments of both."""
+    return shown(difference(loss, at, x, y, w, v, step, g), there, step)
 
 
 def in_general_position(
