@@ -568,6 +568,8 @@ class NormalOperator:
             return product(v, None)
         if len(rows) == 0:
             return v.new_zeros(len(v), width)
+        if self.jacobian.products.comes_whole(len(rows)):
+            return product(v, None).masked_fill_(~active[:, None], 0.0)
         out = product(v[rows], rows)
         return out.new_zeros(len(v), width).index_copy(0, rows, out)
 

@@ -155,6 +155,15 @@ class BatchProducts:
         """Why not all in one piece; empty for ``"batch"``."""
         return self._why
 
+    def comes_whole(self, rows: int) -> bool:
+        """Whether a product of some rows is one of all of them, which are then copied.
+
+        Args:
+            rows: how many.
+        """
+        one = self._way == "batch" and self._size >= len(self._x)
+        return one and 2 * rows > len(self._x)
+
     def push(
         self, v: Float[Tensor, "rows d_x"], rows: Shaped[Tensor, " rows"] | None = None
     ) -> Float[Tensor, "rows d_theta"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -116,18 +117,21 @@ class ScoreInputs:
         noise = noise_as_it_arrives(jacobian, draws=1)[0, 0]
         return h * float(jacobian.scale[0]) ** 2, noise
 
-    def rounding(self, *, directions: int = 3) -> list[float]:
+    def rounding(
+        self, rows: Sequence[int] | None = None, *, directions: int = 3
+    ) -> list[float]:
         """‖ΔJ̃‖_F, or 0 where the network has no other precision to compare with.
 
         Args:
+            rows: positions of the samples; default: all.
             directions: see :meth:`GradientJacobian.roundings`.
         """
         try:
-            return self.jacobian.roundings(directions=directions).tolist()
+            return self.jacobian.roundings(rows, directions).tolist()
         except Exception as error:
             self.gradients.note(
                 "how much rounding changes its Jacobian is assumed, not measured: it "
                 "can't be evaluated in both float32 and float64 "
                 f"({type(error).__name__})"
             )
-            return [0.0] * len(self)
+            return [0.0] * (len(self) if rows is None else len(rows))

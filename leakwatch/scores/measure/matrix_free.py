@@ -76,10 +76,14 @@ def from_products(
         extremes = _ends(inputs, plan, settings)
         leading = [_usable(pair) for pair in extremes.leading]
         zero = d_theta < d_x
-        precision = _precision(inputs, extremes, one=_largest_alone(inputs, plan))
+        one = _largest_alone(inputs, plan)
+        precision = _precision(inputs, extremes, one=one)
         plain = end_values(extremes, precision, zero=zero)
-        if any(top.status.word != "ok" for top, _ in plain):
-            precision = _precision(inputs, extremes, one=False)
+        doubtful = [i for i, (top, _) in enumerate(plain) if top.status.word != "ok"]
+        if one and doubtful:
+            better = _precision(inputs, extremes, doubtful, one=False)
+            for i, found in zip(doubtful, better, strict=True):
+                precision[i] = found
             plain = end_values(extremes, precision, zero=zero)
         lower = _lower_bounds(extremes, precision)
         if plan.cosine:
@@ -129,23 +133,31 @@ def _largest_alone(inputs: ScoreInputs, plan: Plan) -> bool:
     return not others and inputs.delta is None
 
 
-def _precision(inputs: ScoreInputs, extremes: Ends, *, one: bool) -> list[Precision]:
+def _precision(
+    inputs: ScoreInputs,
+    extremes: Ends,
+    rows: Sequence[int] | None = None,
+    *,
+    one: bool,
+) -> list[Precision]:
     """What rounding does to J̃ of each sample.
 
     Args:
         inputs: the samples.
         extremes: of their spectra.
+        rows: positions of the samples; default: all.
         one: measured along one direction, at a third of the cost, which sees so little
             of an error that it has to count :data:`_UNSEEN` times.
     """
     jacobian = inputs.jacobian
     eps, d_x = torch.finfo(jacobian.dtype).eps, jacobian.shape[2]
-    measured = inputs.rounding(directions=1 if one else 3)
+    tops = extremes.lambda_max if rows is None else extremes.lambda_max[list(rows)]
+    measured = inputs.rounding(rows, directions=1 if one else 3)
     return [
         Precision.of_products(top, d_x, eps, error * (_UNSEEN if one else 1.0))
         if math.isfinite(top)
         else Precision()
-        for top, error in zip(extremes.lambda_max.tolist(), measured, strict=True)
+        for top, error in zip(tops.tolist(), measured, strict=True)
     ]
 
 

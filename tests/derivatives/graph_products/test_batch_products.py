@@ -184,18 +184,27 @@ def test_samples_that_are_mixed_are_evaluated_alone(build: type[nn.Module]) -> N
 
 @pytest.mark.parametrize("wrong", ["gradient", "push", "pull", "normal"])
 @pytest.mark.parametrize("name", ["mlp", "item"])
+@pytest.mark.parametrize(
+    ("dtype", "by", "tol"), [(torch.float64, 1e-6, 1e-12), (torch.float32, 1e-2, 1e-4)]
+)
 def test_a_layer_that_gives_something_else_is_not_used(
-    name: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    wrong: str,
+    dtype: torch.dtype,
+    by: float,
+    tol: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = getattr(Bilinear, wrong)
 
     def off(form: Bilinear, *given: Any) -> Any:
         first, *rest = plain(form, *given)
-        return [first * (1 + 1e-6), *rest]
+        return [first * (1 + by), *rest]
 
     monkeypatch.setattr(Bilinear, wrong, off)
-    j = jacobian_of(BY_NAME[name])
-    assert_right(j, BY_NAME[name].reference, 1e-12)
+    j = jacobian_of(BY_NAME[name], dtype=dtype)
+    assert_right(j, BY_NAME[name].reference, tol)
+    assert not bool(j.products.shown.any())  # of the plain products nothing is known
     assert j.products.way == "plain"
     assert "differs" in j.products.why
     assert j.gradients.unrecorded == j.products.why
@@ -218,6 +227,41 @@ def test_results_do_not_depend_on_groups(
         found = [j.normal().matvec(v), j.normal().backward(u)]
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_products_are_checked_without_another_second_derivative(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    j = jacobian_of(BY_NAME["lenet"], dtype=torch.float32)
+    precise = jacobian_of(BY_NAME["lenet"])
+    v, _ = directions(precise)
+    expected = precise.matvec(v)
+
+    def second(*_: object) -> None:
+        raise AssertionError("it has been differentiated twice")
+
+    for name in ("jvp", "vjp"):
+        monkeypatch.setattr(GradientMap, name, second)
+    found = j.normal().forward(v.float())
+    assert relative(found * j.scale[:, None], expected) < 1e-5
+    j.normal().backward(found)
+    assert j.products.way == "batch"
+    assert bool(j.products.shown.all())
+    # As much as J rounds, and nothing like what a comparison lets pass.
+    size = found.norm(dim=1)
+    assert bool((j.products.rounding > 1e-9 * size).all())
+    assert bool((j.products.rounding < 1e-5 * size).all())
+
+
+def test_most_of_the_samples_come_as_all_of_them_do() -> None:
+    j = jacobian_of(BY_NAME["lenet"], 4)
+    v, u = directions(j)
+    active = torch.tensor([True, True, False, True])
+    for product, given in ((j.normal().forward, v), (j.normal().backward, u)):
+        whole = product(given)
+        some = product(given, active)
+        torch.testing.assert_close(some[active], whole[active])
+        assert not bool(some[~active].any())
 
 
 def test_a_part_of_the_samples_in_any_order() -> None:
