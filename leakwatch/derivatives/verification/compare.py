@@ -54,6 +54,9 @@ SMALL_STEP = 1e-8
 # Share of a difference that derivatives may miss: what kinks and float32 leave, and
 # what float64 does. At little noise a share of 1e-3 can be half of what is predicted.
 _HIDDEN, _SHARP = 2e-2, 1e-4
+# Where a difference stands for the derivative itself: what it is off by is taken for
+# rounding then, and makes a score doubtful where it is more.
+_NEAR = 1e-5
 _HIDES = (
     "the gradient changes with the input in ways that its derivatives do not show: "
     "part of the forward is constant to autograd (detach, no_grad, .data, rounding, or "
@@ -380,9 +383,9 @@ def shown(change: Tensor, there: Tensor, step: Tensor) -> Tensor:
 
 
 def near(change: Tensor, there: Tensor) -> Tensor:
-    """The same with nothing allowed for how differences round, ``(...)``."""
+    """Whether differences are so good that they could stand for J v, ``(...)``."""
     gap, size = _gap(change, there)
-    close: Tensor = gap <= _SHARP * size
+    close: Tensor = gap <= _NEAR * size
     return close
 
 
