@@ -187,7 +187,7 @@ def trade_off(
     """
     grid = named_budgets(budgets, unit)
     top = check_number("data_range", data_range, example=1.0)
-    means, stds = check_normalization(mean, std, x, top)
+    means, stds = check_normalization(mean, std, x)
     check_function("prepare", prepare, "prepare(x) → network inputs")
     assumed = Scoring(
         (),
