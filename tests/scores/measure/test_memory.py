@@ -60,7 +60,7 @@ def test_products_and_tangents_stay_within_the_budget() -> None:
         [sys.executable, "-c", _PEAK, str(most)], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    assert 320 < float(run.stdout) < 1.2 * most
+    assert 300 < float(run.stdout) < 1.2 * most  # 311 with torch 2.5
 
 
 def test_it_is_said_beforehand_where_one_product_takes_more(
