@@ -73,6 +73,14 @@ def test_nothing_is_said_where_there_is_something_to_report(tmp_path: Path) -> N
     assert not said(tmp_path / "own", own, data=loader())
 
 
+def test_one_that_comes_before_training_only_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="LeakageMonitor runs before training only"):
+        fit(tmp_path, monitor(every_n_epochs=10), max_epochs=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="leakwatch")
+        fit(tmp_path / "due", monitor(every_n_epochs=3), max_epochs=3)
+
+
 def test_training_survives_where_warnings_are_errors(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
